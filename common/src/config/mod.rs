@@ -1,0 +1,188 @@
+//! Configuration: defaults < TOML file < `ISOCOST__SECTION__KEY` environment < flags. An unknown key or a bad value
+//! stops the start, named. Everything is checked before anything connects.
+
+mod api;
+mod dispatcher;
+mod leases;
+mod load;
+mod relay;
+mod worker;
+
+pub use api::ApiConfig;
+pub use dispatcher::{BalancerStrategy, BalancerWeights, DispatcherConfig};
+pub use leases::LeaseConfig;
+pub use load::{ConfigError, load};
+pub use relay::RelayConfig;
+pub use worker::WorkerConfig;
+
+use serde::{Deserialize, Serialize};
+use std::{fmt, time::Duration};
+
+/// Everything, by section.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// `[store]`: the database.
+    pub store: StoreConfig,
+    /// `[broker]`: RabbitMQ.
+    pub broker: BrokerConfig,
+    /// `[coordination]`: Redis.
+    pub coordination: CoordinationConfig,
+    /// `[leases]`: who may call whom dead, and when. Must be the same everywhere.
+    pub leases: LeaseConfig,
+    /// `[api]`: the REST API and the console.
+    pub api: ApiConfig,
+    /// `[dispatcher]`: trigger, placement, recovery, intake.
+    pub dispatcher: DispatcherConfig,
+    /// `[relay]`: callbacks.
+    pub relay: RelayConfig,
+    /// `[worker]`: the worker process.
+    pub worker: WorkerConfig,
+    /// `[telemetry]`: logs and metrics.
+    pub telemetry: TelemetryConfig,
+}
+
+impl Config {
+    /// Checks every section, and the sections against each other.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`] naming the first key whose value cannot work, and what would.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.leases.validate()?;
+        self.api.validate()?;
+        self.dispatcher.validate()?;
+        self.relay.validate()?;
+        self.worker.validate()
+    }
+}
+
+/// `[store]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StoreConfig {
+    /// `mysql://user:password@host:port/database`; standalone mode sets its own.
+    pub url: Secret,
+    /// Connections of this process. Default 16.
+    pub max_connections: u32,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self {
+            url: Secret::new("mysql://isocost@127.0.0.1:3306/isocost"),
+            max_connections: 16,
+        }
+    }
+}
+
+/// `[broker]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BrokerConfig {
+    /// `amqp://user:password@host:port/vhost`.
+    pub url: Secret,
+    /// First word of every exchange and queue name. Default `isocost`.
+    pub namespace: String,
+}
+
+impl Default for BrokerConfig {
+    fn default() -> Self {
+        Self {
+            url: Secret::new("amqp://127.0.0.1:5672/%2f"),
+            namespace: "isocost".into(),
+        }
+    }
+}
+
+/// `[coordination]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct CoordinationConfig {
+    /// `redis://user:password@host:port/database`.
+    pub url: Secret,
+    /// First word of every key. Default `isocost`.
+    pub prefix: String,
+}
+
+impl Default for CoordinationConfig {
+    fn default() -> Self {
+        Self {
+            url: Secret::new("redis://127.0.0.1:6379/0"),
+            prefix: "isocost".into(),
+        }
+    }
+}
+
+/// `[telemetry]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TelemetryConfig {
+    /// Which log lines: a `tracing` filter. Default `info`.
+    pub log: String,
+    /// One JSON object a line instead of text. Default false.
+    pub log_json: bool,
+    /// Where `/metrics`, `/healthz` and `/readyz` of this process answer; empty for nowhere. Default empty; the API also
+    /// answers them on its own address.
+    pub listen: String,
+}
+
+impl Default for TelemetryConfig {
+    fn default() -> Self {
+        Self {
+            log: "info".into(),
+            log_json: false,
+            listen: String::new(),
+        }
+    }
+}
+
+/// Text that must not be seen: shown as `***` wherever it is printed.
+#[derive(Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// Wraps it.
+    #[must_use]
+    pub fn new(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+
+    /// The text itself.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// The text with a password in a URL replaced.
+    fn shown(&self) -> String {
+        match self
+            .0
+            .split_once("://")
+            .map(|(scheme, rest)| (scheme, rest.rsplit_once('@')))
+        {
+            Some((scheme, Some((_, host)))) => format!("{scheme}://***@{host}"),
+            Some((_, None)) => self.0.clone(),
+            None if self.0.is_empty() => String::new(),
+            None => "***".into(),
+        }
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown())
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.shown())
+    }
+}
+
+/// A duration of so many milliseconds, for the `…_ms` keys.
+#[must_use]
+pub const fn millis(value: u64) -> Duration {
+    Duration::from_millis(value)
+}

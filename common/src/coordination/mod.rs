@@ -1,0 +1,70 @@
+//! The coordination port: locks, heartbeats, tombstones and start keys. Redis stands behind it in a cluster, `memory` in
+//! standalone mode; one contract suite runs against both. It is never the truth: whatever it says, the database's
+//! guards decide, and everything keeps its promises while it is away or flushed.
+
+use crate::id::IncarnationId;
+use async_trait::async_trait;
+use std::time::Duration;
+
+/// The coordination service did not answer, or answered with an error.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the coordination service is not available: {0}")]
+pub struct CoordinationError(pub String);
+
+/// The answer to a heartbeat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeartbeatAnswer {
+    /// Stored: the lease is renewed from the moment the heartbeat was sent.
+    Accepted,
+    /// This incarnation was declared dead: stop at once and come back as a new one.
+    Fenced,
+}
+
+/// A heartbeat as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredHeartbeat {
+    /// Who sent it.
+    pub incarnation: IncarnationId,
+    /// How long ago it arrived, by the service's clock.
+    pub age: Duration,
+    /// What it said, JSON.
+    pub payload: String,
+}
+
+/// Locks, heartbeats, tombstones and start keys.
+#[async_trait]
+pub trait Coordination: Send + Sync + 'static {
+    /// Takes the lock if it is free, for `ttl`. `token` must be random: it proves ownership later.
+    /// Count the validity from before the call.
+    async fn try_lock(&self, name: &str, token: &str, ttl: Duration) -> Result<bool, CoordinationError>;
+
+    /// Extends the lock to `ttl` from now if `token` still holds it; else false.
+    async fn renew_lock(&self, name: &str, token: &str, ttl: Duration) -> Result<bool, CoordinationError>;
+
+    /// Frees the lock if `token` holds it; true when it did.
+    async fn release_lock(&self, name: &str, token: &str) -> Result<bool, CoordinationError>;
+
+    /// Stores a heartbeat for `ttl`, unless the incarnation has a tombstone.
+    async fn heartbeat(
+        &self,
+        incarnation: IncarnationId,
+        payload: &str,
+        ttl: Duration,
+    ) -> Result<HeartbeatAnswer, CoordinationError>;
+
+    /// Every heartbeat that has not run out.
+    async fn heartbeats(&self) -> Result<Vec<StoredHeartbeat>, CoordinationError>;
+
+    /// Marks an incarnation dead for `ttl`: its heartbeats are answered [`HeartbeatAnswer::Fenced`] from now on, and
+    /// its stored heartbeat is gone.
+    async fn entomb(&self, incarnation: IncarnationId, ttl: Duration) -> Result<(), CoordinationError>;
+
+    /// Claims a key for `ttl`: true for the first caller, false while it stands.
+    async fn claim_key(&self, key: &str, ttl: Duration) -> Result<bool, CoordinationError>;
+
+    /// Frees a key.
+    async fn free_key(&self, key: &str) -> Result<(), CoordinationError>;
+
+    /// Answers if the service is there.
+    async fn ping(&self) -> Result<(), CoordinationError>;
+}

@@ -1,0 +1,35 @@
+//! What every Isocost process agrees on: ids, the job and execution model, schedules, messages, configuration,
+//! telemetry, and the three ports to the outside: [`store`] (MySQL, MariaDB, SQLite), [`broker`] (RabbitMQ,
+//! in-process) and [`coordination`] (Redis, in-process).
+//!
+//! This crate knows none of the roles (`api`, `dispatcher`, `worker`), and they do not know each other: they meet in
+//! the tables and in the messages.
+
+pub mod broker;
+pub mod config;
+pub mod coordination;
+pub mod error_chain;
+pub mod execution;
+pub mod id;
+pub mod job;
+pub mod message;
+pub mod raw_json;
+pub mod schedule;
+pub mod store;
+pub mod telemetry;
+pub mod time;
+
+use std::sync::Arc;
+
+/// The outside of a role: the database, the broker and the coordination service it was given.
+///
+/// Cloning is cheap and shares the connections.
+#[derive(Clone)]
+pub struct Ports {
+    /// The truth.
+    pub store: store::Store,
+    /// Carries messages between roles.
+    pub broker: Arc<dyn broker::Broker>,
+    /// Locks, heartbeats and start keys; never the truth.
+    pub coordination: Arc<dyn coordination::Coordination>,
+}

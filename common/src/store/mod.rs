@@ -1,0 +1,211 @@
+//! The truth: jobs, executions and everything that must survive. One SQL text serves MySQL, MariaDB and SQLite through
+//! sqlx's `Any` driver; the few statements that differ are in [`dialect`].
+//!
+//! Rules (see ARCHITECTURE.md): READ COMMITTED; locks are taken in the order epoch, slot, job, execution, callback,
+//! ids ascending within a table; every UPDATE repeats its guard in `where`; multi-row statements come in chunks of
+//! [`CHUNK`]; no transaction is open across a network call to anything but the database.
+
+pub mod dialect;
+pub mod epoch;
+pub mod error;
+pub mod executions;
+pub mod job_log;
+pub mod jobs;
+pub mod migrations;
+pub mod slots;
+mod sql;
+mod transaction;
+
+pub use dialect::Dialect;
+pub use error::StoreError;
+pub use sql::{BulkUpdate, Row, placeholders};
+pub use transaction::Tx;
+
+use crate::time::{Clock, EpochMillis};
+use sqlx::{
+    AnyConnection, AnyPool,
+    any::{AnyConnectOptions, AnyPoolOptions},
+};
+use std::{str::FromStr, sync::Arc, time::Duration};
+
+/// Rows in one multi-row statement. Below SQLite's 500 terms of a compound select, with room for the wide tables.
+pub const CHUNK: usize = 400;
+
+/// How to reach the database.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StoreOptions {
+    /// `mysql://user:password@host:port/database` or `sqlite:path/to/file.db`.
+    pub url: String,
+    /// Most connections of this process; the embedded database uses one for writing and this many for reading.
+    pub max_connections: u32,
+    /// Longest wait for a connection before an operation fails with [`StoreError::Unavailable`].
+    pub acquire_timeout: Duration,
+}
+
+impl StoreOptions {
+    /// Options with the default limits.
+    #[must_use]
+    pub fn new(url: &str) -> Self {
+        Self {
+            url: url.to_owned(),
+            max_connections: 8,
+            acquire_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+impl std::fmt::Debug for StoreOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let shown = self
+            .url
+            .rsplit_once('@')
+            .map_or(self.url.as_str(), |(_, host)| host);
+        f.debug_struct("StoreOptions")
+            .field("url", &shown)
+            .field("max_connections", &self.max_connections)
+            .finish()
+    }
+}
+
+/// A handle on the database. Cheap to clone; clones share the connections and the clock.
+#[derive(Clone)]
+pub struct Store {
+    write: AnyPool,
+    read: AnyPool,
+    dialect: Dialect,
+    clock: Arc<Clock>,
+}
+
+impl Store {
+    /// Connects, and measures the database's clock. Does not touch the schema: see [`migrations::run`].
+    ///
+    /// # Errors
+    /// [`StoreError`] when the URL is not understood or the database does not answer.
+    pub async fn connect(options: &StoreOptions) -> Result<Self, StoreError> {
+        sqlx::any::install_default_drivers();
+        let dialect = Dialect::of_url(&options.url)?;
+        let connect = AnyConnectOptions::from_str(&dialect.connection_url(&options.url))
+            .map_err(StoreError::from_sqlx)?;
+        let pool = |size: u32| {
+            AnyPoolOptions::new()
+                .max_connections(size)
+                .min_connections(1)
+                .acquire_timeout(options.acquire_timeout)
+                .idle_timeout(None)
+                .max_lifetime(None)
+                .after_connect(move |connection, _| Box::pin(dialect.prepare_session(connection)))
+        };
+        let (write, read) = match dialect {
+            // SQLite has one writer at a time; a pool of one queues writers fairly instead of letting them spin.
+            Dialect::Sqlite => (
+                pool(1)
+                    .connect_with(connect.clone())
+                    .await
+                    .map_err(StoreError::from_sqlx)?,
+                pool(options.max_connections)
+                    .connect_with(connect)
+                    .await
+                    .map_err(StoreError::from_sqlx)?,
+            ),
+            Dialect::MySql => {
+                let shared = pool(options.max_connections);
+                let shared = shared
+                    .connect_with(connect)
+                    .await
+                    .map_err(StoreError::from_sqlx)?;
+                (shared.clone(), shared)
+            }
+        };
+        let store = Self {
+            write,
+            read,
+            dialect,
+            clock: Arc::new(Clock::default()),
+        };
+        store.measure_clock().await?;
+        Ok(store)
+    }
+
+    /// The database's clock, without a round trip.
+    #[must_use]
+    pub fn now(&self) -> EpochMillis {
+        self.clock.now()
+    }
+
+    /// Which of the databases this is.
+    #[must_use]
+    pub const fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    /// Compares the database's clock with this machine's and keeps the difference for [`Store::now`].
+    /// Returns how far the database is ahead, in milliseconds.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the database does not answer.
+    pub async fn measure_clock(&self) -> Result<i64, StoreError> {
+        let Some(query) = self.dialect.clock_query() else {
+            return Ok(0);
+        };
+        let before = EpochMillis::system_now();
+        let database: i64 = sqlx::query_scalar(query)
+            .fetch_one(&self.read)
+            .await
+            .map_err(StoreError::from_sqlx)?;
+        let after = EpochMillis::system_now();
+        let offset = database - i64::midpoint(before.0, after.0);
+        self.clock.set_offset_ms(offset);
+        Ok(offset)
+    }
+
+    /// Begins a transaction that writes. Prefer [`Store::transact`], which reruns it after a deadlock.
+    ///
+    /// # Errors
+    /// [`StoreError`] when no connection is to be had.
+    pub async fn begin(&self) -> Result<Tx, StoreError> {
+        Tx::begin(&self.write, self.dialect).await
+    }
+
+    /// Runs `work` in a transaction and commits it; after a deadlock or a lock-wait timeout the whole of it runs
+    /// again, at most five times. `work` must have no effect outside the database.
+    ///
+    /// # Errors
+    /// Whatever `work` returns; [`StoreError::UnknownCommit`] when the answer to the commit was lost: re-read by key,
+    /// never guess.
+    pub async fn transact<T, W>(&self, work: W) -> Result<T, StoreError>
+    where
+        W: AsyncFn(&mut Tx) -> Result<T, StoreError>,
+    {
+        transaction::run(self, &work).await
+    }
+
+    /// A connection for reading outside a transaction.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when no connection is to be had in time.
+    pub async fn reader(&self) -> Result<sqlx::pool::PoolConnection<sqlx::Any>, StoreError> {
+        self.read.acquire().await.map_err(StoreError::from_sqlx)
+    }
+
+    /// Answers a trivial query: for readiness checks.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the database does not answer.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        let mut connection = self.reader().await?;
+        sqlx::query("select 1")
+            .execute(&mut *connection)
+            .await
+            .map_err(StoreError::from_sqlx)?;
+        Ok(())
+    }
+
+    /// Closes every connection; the embedded database is left checkpointed.
+    pub async fn close(&self) {
+        self.read.close().await;
+        self.write.close().await;
+    }
+}
+
+/// A connection of either database, inside or outside a transaction.
+pub type Connection = AnyConnection;

@@ -1,0 +1,219 @@
+//! Small helpers to write multi-row statements once for both dialects, and to read rows.
+
+use super::{CHUNK, Connection, Dialect, StoreError};
+use crate::time::EpochMillis;
+use sqlx::{Any, AssertSqlSafe, Row as _, any::AnyArguments, any::AnyRow, query::Query};
+use std::str::FromStr;
+
+/// `count` groups of `width` placeholders: `(?,?),(?,?)`; with width 0, `count` bare ones: `?,?`.
+#[must_use]
+pub fn placeholders(count: usize, width: usize) -> String {
+    let group = if width == 0 {
+        "?".to_owned()
+    } else {
+        format!("({})", vec!["?"; width].join(","))
+    };
+    vec![group; count].join(",")
+}
+
+/// An UPDATE of many rows with values of their own, in one statement a chunk.
+///
+/// ```text
+/// update job_execution set status = v.status where job_execution.id = v.id and job_execution.status = 3
+/// ```
+/// where `v` holds the given rows. The first of `columns` is the key and is not set.
+pub struct BulkUpdate<'a> {
+    /// The table.
+    pub table: &'a str,
+    /// The key column, then the columns to set, in the order their values are bound.
+    pub columns: &'a [&'a str],
+    /// More assignments, the same for every row, such as `version = job_info.version + 1`; empty for none.
+    pub set: &'a str,
+    /// The guard, in terms of the table and of `v`; `1 = 1` for none.
+    pub guard: &'a str,
+}
+
+/// The query type that bind functions receive.
+pub type AnyQuery<'q> = Query<'q, Any, AnyArguments>;
+
+impl BulkUpdate<'_> {
+    /// Runs it for all `rows`, which should be sorted by key; `bind` binds the values of one row in column order.
+    /// Returns how many rows the guards let through.
+    ///
+    /// # Errors
+    /// [`StoreError`] of the first chunk that fails.
+    pub async fn execute<T, F>(
+        &self,
+        connection: &mut Connection,
+        dialect: Dialect,
+        rows: &[T],
+        bind: F,
+    ) -> Result<u64, StoreError>
+    where
+        F: for<'q> Fn(AnyQuery<'q>, &T) -> AnyQuery<'q>,
+    {
+        let mut changed = 0;
+        for chunk in rows.chunks(CHUNK) {
+            let mut query = sqlx::query(AssertSqlSafe(self.statement(dialect, chunk.len())));
+            for row in chunk {
+                query = bind(query, row);
+            }
+            changed += query.execute(&mut *connection).await?.rows_affected();
+        }
+        Ok(changed)
+    }
+
+    fn statement(&self, dialect: Dialect, rows: usize) -> String {
+        let Self {
+            table,
+            columns,
+            set,
+            guard,
+        } = self;
+        let key = columns[0];
+        let named: Vec<_> = columns.iter().map(|column| format!("? as {column}")).collect();
+        let mut values = format!("select {}", named.join(", "));
+        let more = format!(" union all select {}", vec!["?"; columns.len()].join(", "));
+        for _ in 1..rows {
+            values.push_str(&more);
+        }
+        let target = if dialect == Dialect::MySql {
+            format!("{table}.")
+        } else {
+            String::new()
+        };
+        let mut assignments: Vec<_> = columns[1..]
+            .iter()
+            .map(|c| format!("{target}{c} = v.{c}"))
+            .collect();
+        if !set.is_empty() {
+            assignments.push((*set).to_owned());
+        }
+        let assignments = assignments.join(", ");
+        match dialect {
+            Dialect::MySql => format!(
+                "update {table} join ({values}) v on {table}.{key} = v.{key} set {assignments} where {guard}"
+            ),
+            Dialect::Sqlite => format!(
+                "update {table} set {assignments} from ({values}) v where {table}.{key} = v.{key} and ({guard})"
+            ),
+        }
+    }
+}
+
+/// Reads columns of a row by name, as the types of the model.
+pub struct Row<'a>(pub &'a AnyRow);
+
+impl Row<'_> {
+    /// A column that is never null.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the column is missing, null or of another type.
+    pub fn int(&self, column: &str) -> Result<i64, StoreError> {
+        Ok(self.0.try_get::<i64, _>(column)?)
+    }
+
+    /// A nullable number.
+    ///
+    /// # Errors
+    /// As [`Row::int`].
+    pub fn opt_int(&self, column: &str) -> Result<Option<i64>, StoreError> {
+        Ok(self.0.try_get::<Option<i64>, _>(column)?)
+    }
+
+    /// A number that fits a smaller type.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`] when it does not fit.
+    pub fn number<T: TryFrom<i64>>(&self, column: &str) -> Result<T, StoreError> {
+        let value = self.int(column)?;
+        T::try_from(value).map_err(|_| StoreError::Corrupt(format!("{column} = {value}")))
+    }
+
+    /// An instant.
+    ///
+    /// # Errors
+    /// As [`Row::int`].
+    pub fn instant(&self, column: &str) -> Result<EpochMillis, StoreError> {
+        self.int(column).map(EpochMillis)
+    }
+
+    /// A nullable instant.
+    ///
+    /// # Errors
+    /// As [`Row::int`].
+    pub fn opt_instant(&self, column: &str) -> Result<Option<EpochMillis>, StoreError> {
+        Ok(self.opt_int(column)?.map(EpochMillis))
+    }
+
+    /// Text.
+    ///
+    /// # Errors
+    /// As [`Row::int`].
+    pub fn text(&self, column: &str) -> Result<String, StoreError> {
+        Ok(self.0.try_get::<String, _>(column)?)
+    }
+
+    /// Nullable text.
+    ///
+    /// # Errors
+    /// As [`Row::int`].
+    pub fn opt_text(&self, column: &str) -> Result<Option<String>, StoreError> {
+        Ok(self.0.try_get::<Option<String>, _>(column)?)
+    }
+
+    /// Text parsed into a type: an id, for instance.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`] when it cannot be parsed.
+    pub fn parsed<T: FromStr>(&self, column: &str) -> Result<T, StoreError> {
+        let text = self.text(column)?;
+        text.parse()
+            .map_err(|_| StoreError::Corrupt(format!("{column} = {text}")))
+    }
+
+    /// Nullable text parsed into a type.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`] when it cannot be parsed.
+    pub fn opt_parsed<T: FromStr>(&self, column: &str) -> Result<Option<T>, StoreError> {
+        let Some(text) = self.opt_text(column)? else {
+            return Ok(None);
+        };
+        text.parse()
+            .map(Some)
+            .map_err(|_| StoreError::Corrupt(format!("{column} = {text}")))
+    }
+
+    /// A stored code turned into its enum.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`] for a code without a meaning.
+    pub fn coded<T>(&self, column: &str, from_code: impl Fn(i64) -> Option<T>) -> Result<T, StoreError> {
+        let code = self.int(column)?;
+        from_code(code).ok_or_else(|| StoreError::Corrupt(format!("{column} = {code}")))
+    }
+
+    /// JSON text turned into a type.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`] when the text does not fit.
+    pub fn json<T: serde::de::DeserializeOwned>(&self, column: &str) -> Result<T, StoreError> {
+        let text = self.text(column)?;
+        serde_json::from_str(&text).map_err(|error| StoreError::Corrupt(format!("{column}: {error}")))
+    }
+
+    /// Nullable JSON text turned into a type; null is the type's default.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`] when the text does not fit.
+    pub fn json_or_default<T: serde::de::DeserializeOwned + Default>(
+        &self,
+        column: &str,
+    ) -> Result<T, StoreError> {
+        let Some(text) = self.opt_text(column)? else {
+            return Ok(T::default());
+        };
+        serde_json::from_str(&text).map_err(|error| StoreError::Corrupt(format!("{column}: {error}")))
+    }
+}

@@ -1,0 +1,88 @@
+//! Transactions: begun with the right lock, rerun after a deadlock, and honest about a commit whose answer was lost.
+
+use super::{Dialect, Store, StoreError};
+use sqlx::{Any, AnyConnection, AnyPool, Transaction};
+use std::{
+    ops::{Deref, DerefMut},
+    time::Duration,
+};
+use tracing::debug;
+
+const MAX_RUNS: u32 = 5;
+
+/// A transaction that writes. Dropping it without [`Tx::commit`] rolls it back.
+pub struct Tx {
+    inner: Transaction<'static, Any>,
+    dialect: Dialect,
+}
+
+impl Tx {
+    pub(super) async fn begin(pool: &AnyPool, dialect: Dialect) -> Result<Self, StoreError> {
+        let inner = pool.begin_with(dialect.begin_statement()).await?;
+        Ok(Self { inner, dialect })
+    }
+
+    /// Which of the databases this is.
+    #[must_use]
+    pub const fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    /// Makes it durable.
+    ///
+    /// # Errors
+    /// [`StoreError::Retryable`] when the database rolled it back; [`StoreError::UnknownCommit`] when the connection
+    /// broke before the answer.
+    pub async fn commit(self) -> Result<(), StoreError> {
+        self.inner
+            .commit()
+            .await
+            .map_err(|error| match StoreError::from_sqlx(error) {
+                StoreError::Unavailable(source) => StoreError::UnknownCommit(source),
+                other => other,
+            })
+    }
+}
+
+impl Deref for Tx {
+    type Target = AnyConnection;
+
+    fn deref(&self) -> &AnyConnection {
+        &self.inner
+    }
+}
+
+impl DerefMut for Tx {
+    fn deref_mut(&mut self) -> &mut AnyConnection {
+        &mut self.inner
+    }
+}
+
+pub(super) async fn run<T, W>(store: &Store, work: &W) -> Result<T, StoreError>
+where
+    W: AsyncFn(&mut Tx) -> Result<T, StoreError>,
+{
+    let mut runs = 1;
+    loop {
+        let failed = match attempt(store, work).await {
+            Err(error @ StoreError::Retryable(_)) if runs < MAX_RUNS => error,
+            other => return other,
+        };
+        debug!(error = %failed, runs, "running a transaction again");
+        tokio::time::sleep(Duration::from_millis(rand::random_range(
+            1..=10 * u64::from(runs),
+        )))
+        .await;
+        runs += 1;
+    }
+}
+
+async fn attempt<T, W>(store: &Store, work: &W) -> Result<T, StoreError>
+where
+    W: AsyncFn(&mut Tx) -> Result<T, StoreError>,
+{
+    let mut tx = store.begin().await?;
+    let value = work(&mut tx).await?;
+    tx.commit().await?;
+    Ok(value)
+}
