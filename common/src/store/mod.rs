@@ -15,6 +15,7 @@ pub mod migrations;
 pub mod slots;
 mod sql;
 mod transaction;
+pub mod transitions;
 
 pub use dialect::Dialect;
 pub use error::StoreError;
