@@ -200,6 +200,7 @@ create table callback_delivery (
     body mediumtext not null,
     status int not null,
     attempt int not null,
+    retry_from int not null,
     next_attempt_at bigint not null,
     leased_until bigint,
     created_at bigint not null,

@@ -5,6 +5,7 @@
 //! ids ascending within a table; every UPDATE repeats its guard in `where`; multi-row statements come in chunks of
 //! [`CHUNK`]; no transaction is open across a network call to anything but the database.
 
+pub mod callbacks;
 pub mod dialect;
 pub mod epoch;
 pub mod error;
@@ -12,6 +13,7 @@ pub mod executions;
 pub mod job_log;
 pub mod jobs;
 pub mod migrations;
+pub mod settle;
 pub mod slots;
 mod sql;
 mod transaction;
