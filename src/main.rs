@@ -1,1 +1,30 @@
-fn main() {}
+//! The `isocost` program: reads the command line, calls one function, and turns what it returns into one line of text
+//! and an exit code. Everything that lasts happens in the roles' crates.
+
+mod cli;
+mod client;
+mod exit;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    // Before anything that may open a TLS connection: the libraries would otherwise look for a provider of their own.
+    if rustls::crypto::ring::default_provider()
+        .install_default()
+        .is_err()
+    {
+        eprintln!("error: another TLS provider was installed first");
+        return ExitCode::FAILURE;
+    }
+    // Wrong arguments end the process here, with exit code 2 and the usage.
+    let command = cli::Cli::parse().command;
+    match cli::run(command).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            failure.code()
+        }
+    }
+}
