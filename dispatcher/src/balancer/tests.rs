@@ -1,0 +1,240 @@
+use super::*;
+use crate::cost::CostWindow;
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+    time::Duration,
+};
+use tokio::time::Instant;
+
+fn offer(free: u32) -> Offer {
+    Offer {
+        active: 0,
+        mean_cost_ms: 0.0,
+        cpu_idle_percent: 100,
+        free,
+        extra: 0,
+    }
+}
+
+fn balancer(strategy: BalancerStrategy) -> Balancer {
+    Balancer::new(strategy, BalancerWeights::default())
+}
+
+/// How many of `count` equal executions each offer got.
+fn shares(balancer: &mut Balancer, offers: &mut [Offer], count: usize) -> Vec<u32> {
+    let before: Vec<u32> = offers.iter().map(|offer| offer.active).collect();
+    for _ in 0..count {
+        if let Some(index) = balancer.choose(offers) {
+            offers[index] = offers[index].taken();
+        }
+    }
+    offers
+        .iter()
+        .zip(before)
+        .map(|(offer, before)| offer.active - before)
+        .collect()
+}
+
+#[test]
+fn lb04_equal_workers_get_equal_shares_from_the_first_execution_on() {
+    for strategy in [BalancerStrategy::EqualCost, BalancerStrategy::RoundRobin] {
+        let mut offers = [offer(1_000); 2];
+        assert_eq!(
+            shares(&mut balancer(strategy), &mut offers, 301),
+            [151, 150],
+            "{strategy:?}"
+        );
+    }
+}
+
+#[test]
+fn lb01_the_score_counts_executions_and_a_worker_without_a_free_slot_is_never_chosen() {
+    let mut offers = [offer(30), offer(60)];
+    let mut balancer = balancer(BalancerStrategy::EqualCost);
+    assert_eq!(shares(&mut balancer, &mut offers, 45), [23, 22]);
+    assert_eq!(shares(&mut balancer, &mut offers, 45), [7, 38]);
+    assert_eq!(balancer.choose(&offers), None);
+}
+
+#[test]
+fn lb06_a_free_slot_elsewhere_comes_before_a_queue_on_the_worker_with_the_smaller_score() {
+    let queueing = Offer {
+        active: 1,
+        extra: 64,
+        ..offer(0)
+    };
+    let free = Offer {
+        active: 40,
+        ..offer(1)
+    };
+    assert_eq!(
+        balancer(BalancerStrategy::EqualCost).choose(&[queueing, free]),
+        Some(1)
+    );
+}
+
+#[test]
+fn equal_scores_take_turns() {
+    let mut balancer = balancer(BalancerStrategy::EqualCost);
+    let chosen: Vec<_> = (0..6).map(|_| balancer.choose(&[offer(9); 3])).collect();
+    assert_eq!(chosen, [0, 1, 2, 0, 1, 2].map(Some));
+}
+
+#[test]
+fn every_part_of_the_score_can_decide() {
+    let mut balancer = balancer(BalancerStrategy::EqualCost);
+    let busy = Offer {
+        active: 1,
+        ..offer(1)
+    };
+    let hot = Offer {
+        cpu_idle_percent: 10,
+        ..offer(1)
+    };
+    let slow = Offer {
+        mean_cost_ms: 20_000.0,
+        ..offer(1)
+    };
+    assert_eq!(
+        [busy, hot, slow].map(|offer| balancer.score(&offer)),
+        [10.0, 9.0, 20.0]
+    );
+    assert_eq!(balancer.choose(&[slow, busy, hot]), Some(2));
+    balancer.set(serde_json::from_str(r#"{"weights": {"active": 1, "cost": 1, "cpu": 1}}"#).ok());
+    assert_eq!(balancer.choose(&[slow, busy, hot]), Some(1));
+    balancer.set(None);
+    assert_eq!(balancer.choose(&[slow, busy, hot]), Some(2));
+}
+
+#[test]
+fn the_strategy_is_switched_at_run_time() {
+    let loaded = Offer {
+        active: 50,
+        ..offer(100)
+    };
+    let mut balancer = balancer(BalancerStrategy::EqualCost);
+    assert_eq!(shares(&mut balancer, &mut [loaded, offer(100)], 40), [0, 40]);
+    balancer.set(serde_json::from_str(r#"{"strategy": "round_robin"}"#).ok());
+    assert_eq!(shares(&mut balancer, &mut [loaded, offer(100)], 40), [20, 20]);
+    balancer.set(serde_json::from_str(r#"{"strategy": "random"}"#).ok());
+    let random = shares(&mut balancer, &mut [loaded, offer(1_000)], 40);
+    assert!(random.iter().all(|share| *share > 0), "{random:?}");
+}
+
+#[test]
+fn nobody_to_choose_from_is_no_choice() {
+    assert_eq!(balancer(BalancerStrategy::EqualCost).choose(&[]), None);
+    assert_eq!(balancer(BalancerStrategy::Random).choose(&[offer(0)]), None);
+}
+
+/// Workers with slots and queues, fed by the balancer as the leader feeds them; time is simulated, in milliseconds.
+struct Simulation {
+    workers: Vec<SimulatedWorker>,
+    ends: BinaryHeap<Reverse<(u64, usize, u64)>>,
+    now: u64,
+}
+
+struct SimulatedWorker {
+    running: u32,
+    queue: VecDeque<u64>,
+    costs: CostWindow,
+}
+
+const SLOTS: u32 = 8;
+
+impl Simulation {
+    fn new(workers: usize, start: Instant) -> Self {
+        let worker = |_| SimulatedWorker {
+            running: 0,
+            queue: VecDeque::new(),
+            costs: CostWindow::new(start),
+        };
+        Self {
+            workers: (0..workers).map(worker).collect(),
+            ends: BinaryHeap::new(),
+            now: 0,
+        }
+    }
+
+    fn offers(&mut self, at: Instant) -> Vec<Offer> {
+        let offer = |worker: &mut SimulatedWorker| {
+            let held = worker.running + worker.queue.len() as u32;
+            let summary = worker.costs.summary(at);
+            let extra = summary.extra(SLOTS, worker.running == SLOTS);
+            Offer {
+                active: held,
+                mean_cost_ms: summary.mean_ms,
+                cpu_idle_percent: 100,
+                free: SLOTS.saturating_sub(held),
+                extra: (SLOTS + extra).saturating_sub(held.max(SLOTS)),
+            }
+        };
+        self.workers.iter_mut().map(offer).collect()
+    }
+
+    fn place(&mut self, index: usize, cost: u64) {
+        self.workers[index].queue.push_back(cost);
+        self.start(index);
+    }
+
+    fn start(&mut self, index: usize) {
+        let worker = &mut self.workers[index];
+        while worker.running < SLOTS {
+            let Some(cost) = worker.queue.pop_front() else {
+                return;
+            };
+            worker.running += 1;
+            self.ends.push(Reverse((self.now + cost, index, cost)));
+        }
+    }
+
+    /// Advances to the next end of a run; false when nothing runs.
+    fn finish_one(&mut self, start: Instant) -> bool {
+        let Some(Reverse((at, index, cost))) = self.ends.pop() else {
+            return false;
+        };
+        self.now = at;
+        let worker = &mut self.workers[index];
+        worker.running -= 1;
+        worker
+            .costs
+            .record(start + Duration::from_millis(at), cost as i64);
+        self.start(index);
+        true
+    }
+}
+
+#[test]
+fn a_mix_of_very_short_and_very_long_runs_takes_hardly_longer_than_it_must() {
+    const WORKERS: usize = 4;
+    // 99 % of 5 ms, 1 % of 5 s, the long ones spread by a fixed rule.
+    let mut waiting: VecDeque<u64> = (0..20_000_u64)
+        .map(|n| if n * 7 % 100 == 3 { 5_000 } else { 5 })
+        .collect();
+    let total: u64 = waiting.iter().sum();
+    let slots = WORKERS as u64 * u64::from(SLOTS);
+    let start = Instant::now();
+    let mut simulation = Simulation::new(WORKERS, start);
+    let mut balancer = balancer(BalancerStrategy::EqualCost);
+    loop {
+        let at = start + Duration::from_millis(simulation.now);
+        let mut offers = simulation.offers(at);
+        while let Some(index) = balancer.choose(&offers) {
+            let Some(cost) = waiting.pop_front() else { break };
+            offers[index] = offers[index].taken();
+            simulation.place(index, cost);
+        }
+        if !simulation.finish_one(start) {
+            break;
+        }
+    }
+    assert!(waiting.is_empty());
+    // No online schedule is sure to beat total / slots + the longest run.
+    let best_online = total / slots + 5_000;
+    let makespan = simulation.now;
+    assert!(
+        makespan * 100 <= best_online * 105,
+        "{makespan} ms against {best_online} ms"
+    );
+}
