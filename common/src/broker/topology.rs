@@ -54,6 +54,9 @@ pub struct Queue {
     pub delivery_limit: Option<u32>,
     /// Exchange and routing key of dead letters.
     pub dead_letter: Option<(String, String)>,
+    /// Of several consumers one is given deliveries, the next one when that one is gone
+    /// (`x-single-active-consumer`): what is consumed in order is then also taken in order.
+    pub single_active_consumer: bool,
 }
 
 impl Queue {
@@ -69,6 +72,7 @@ impl Queue {
             max_length: None,
             delivery_limit: None,
             dead_letter: None,
+            single_active_consumer: false,
         }
     }
 }
@@ -213,7 +217,11 @@ impl Names {
         };
         topology.add(
             &self.results_exchange(),
-            self.intake_queue(self.results_queue(), self.dead_results_queue()),
+            // A worker's *unknown* may only be applied after what the worker had confirmed before it.
+            Queue {
+                single_active_consumer: true,
+                ..self.intake_queue(self.results_queue(), self.dead_results_queue())
+            },
         );
         topology.add(
             &self.results_exchange(),

@@ -10,6 +10,7 @@ pub mod dialect;
 pub mod epoch;
 pub mod error;
 pub mod executions;
+pub mod handler_logs;
 pub mod job_log;
 pub mod jobs;
 pub mod migrations;
