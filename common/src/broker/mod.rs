@@ -8,6 +8,7 @@
 //!   delivered again, marked redelivered, to whoever consumes next. Acks of an ended consumer change nothing.
 //! - Connections come back by themselves; [`Consumer::next`] ends with [`ConsumerEnded`] and the caller consumes anew.
 
+pub mod memory;
 mod message;
 pub mod topology;
 

@@ -2,6 +2,8 @@
 //! standalone mode; one contract suite runs against both. It is never the truth: whatever it says, the database's
 //! guards decide, and everything keeps its promises while it is away or flushed.
 
+pub mod memory;
+
 use crate::id::IncarnationId;
 use async_trait::async_trait;
 use std::time::Duration;
