@@ -6,6 +6,8 @@
 
 mod balancer;
 mod cost;
+pub mod intake;
 mod misfire;
+mod subscription;
 #[cfg(test)]
 mod testing;

@@ -12,7 +12,7 @@ use super::{
     sql::AnyQuery,
 };
 use crate::{
-    execution::{ExecutionError, ExecutionStatus, Step},
+    execution::{Claim, ExecutionError, ExecutionStatus, Step},
     id::{ExecutionId, JobId},
     job::{Backoff, ConcurrencyPolicy, RetryPolicy},
     message::CallbackTicket,
@@ -351,6 +351,31 @@ pub(super) fn by_weight<T>(rows: &[T], weight: impl Fn(&T) -> usize) -> Vec<&[T]
         parts.push(&rows[start..]);
     }
     parts
+}
+
+/// Adds a step to the log of an execution without changing it; nothing when there is no such execution.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn note(tx: &mut Tx, claim: Claim, message: &str, at: EpochMillis) -> Result<(), StoreError> {
+    let row = sqlx::query("select job_id, attempt from job_execution where id = ?")
+        .bind(claim.execution.to_string())
+        .fetch_optional(&mut **tx)
+        .await?;
+    let Some(row) = row else { return Ok(()) };
+    let row = Row(&row);
+    let entry = LogEntry {
+        job: row.parsed("job_id")?,
+        execution: Some(claim.execution),
+        attempt: row.number("attempt")?,
+        dispatch_seq: claim.dispatch_seq,
+        from: None,
+        to: None,
+        worker: None,
+        message: Some(message.to_owned()),
+        at,
+    };
+    job_log::append(tx, &[entry]).await
 }
 
 /// The retry policies of jobs: asked for only when an attempt failed and another one follows.

@@ -1,0 +1,324 @@
+//! Takes in what workers report: folds a batch, decides with the transition table, settles, commits, announces, and
+//! only then acks. Reports that arrive twice change nothing, so a crash between any two of these steps is repaired by
+//! the redelivery.
+//!
+//! The results queue has one active consumer at a time, so reports are taken in the order in which they were confirmed:
+//! that is what *unknown* relies on. A report that cannot be taken in is set aside alone, after everything that could.
+
+mod decide;
+mod fold;
+mod logs;
+mod take;
+
+use crate::subscription::{Subscription, declare, patient, pause};
+use fold::Item;
+use isocost_common::{
+    Ports,
+    broker::{Acker, BrokerError, Delivery, Message, Publication, PublishOutcome, topology::Names},
+    config::Config,
+    error_chain::chain,
+    execution::limit_text,
+    message::{ReportMessage, SettledMessage, Wake, kind},
+    store::{Store, StoreError, transitions},
+    time::EpochMillis,
+};
+use metrics::{counter, gauge, histogram};
+use std::{collections::BTreeSet, time::Duration};
+use take::{Taken, take_in};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, error, warn};
+
+/// Waited for more reports after the first: less than anybody notices, enough to share a commit.
+const LINGER: Duration = Duration::from_millis(2);
+const BACKLOG_EVERY: Duration = Duration::from_secs(5);
+
+/// Why the intake could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A queue or exchange exists and is different.
+    #[error("declaring the queues of the intake")]
+    Declare(#[source] BrokerError),
+}
+
+/// Takes in results, log lines and progress until `shutdown`; the batch in hand is completed first.
+///
+/// # Errors
+/// [`Error::Declare`] at start. Later failures are logged and tried again.
+pub async fn run(config: Config, ports: Ports, shutdown: CancellationToken) -> Result<(), Error> {
+    let names = Names::new(&config.broker.namespace);
+    let topology = names.shared_topology(&config.relay.delay_tiers());
+    if !declare(ports.broker.as_ref(), &topology, &shutdown)
+        .await
+        .map_err(Error::Declare)?
+    {
+        return Ok(());
+    }
+    let intake = Intake {
+        batch: usize::try_from(config.dispatcher.intake_batch).unwrap_or(1_000),
+        names,
+        ports,
+        shutdown,
+    };
+    tokio::join!(intake.results(), logs::run(&intake), intake.watch_backlog());
+    Ok(())
+}
+
+struct Intake {
+    batch: usize,
+    names: Names,
+    ports: Ports,
+    shutdown: CancellationToken,
+}
+
+/// The process shuts down while the database is away: what is unacked comes again.
+struct Interrupted;
+
+impl Intake {
+    fn subscribe(&self, queue: String) -> Subscription {
+        // Twice a batch, so that the next one is here when this one is committed.
+        let prefetch = u16::try_from(self.batch * 2).unwrap_or(u16::MAX);
+        Subscription::new(self.ports.broker.clone(), queue, prefetch, self.shutdown.clone())
+    }
+
+    async fn results(&self) {
+        let mut subscription = self.subscribe(self.names.results_queue());
+        while let Some((deliveries, acker)) = subscription.next(self.batch, LINGER).await {
+            let messages = read(&deliveries, acker.as_ref()).await;
+            for part in cut(&messages, self.batch) {
+                if self.take_in_part(part, acker.as_ref()).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes in whole messages and acks them; what is poison goes to the dead letters.
+    async fn take_in_part(
+        &self,
+        part: &[(&Delivery, ReportMessage)],
+        acker: &dyn Acker,
+    ) -> Result<(), Interrupted> {
+        let items = items(part);
+        histogram!("isocost_intake_batch_reports").record(items.len() as f64);
+        let poisoned = self.take_in_all(&items).await?;
+        let mut done = Vec::with_capacity(part.len());
+        for (index, (delivery, _)) in part.iter().enumerate() {
+            if poisoned.contains(&index) {
+                acker.dead_letter(delivery.tag).await;
+            } else {
+                done.push(delivery.tag);
+            }
+        }
+        acker.ack(&done).await;
+        Ok(())
+    }
+
+    /// Takes in all items in order, halving whatever fails until the failing one stands alone. Returns the messages
+    /// of those.
+    async fn take_in_all(&self, items: &[Item]) -> Result<BTreeSet<usize>, Interrupted> {
+        let mut poisoned = BTreeSet::new();
+        let mut parts = vec![items];
+        while let Some(part) = parts.pop() {
+            let failure = match self.take_in_patiently(part).await? {
+                Ok(taken) => {
+                    self.announce(taken).await;
+                    continue;
+                }
+                Err(failure) => failure,
+            };
+            if let [item] = part {
+                if self.set_aside(item, &failure).await {
+                    poisoned.insert(item.delivery);
+                    continue;
+                }
+                // The database takes nothing at all: this is an outage and not the report's fault.
+                if !pause(&self.shutdown, Duration::from_secs(1)).await {
+                    return Err(Interrupted);
+                }
+                parts.push(part);
+            } else {
+                let (first, second) = part.split_at(part.len() / 2);
+                parts.extend([second, first]);
+            }
+        }
+        Ok(poisoned)
+    }
+
+    /// Tries again for as long as the database is away. The inner error is one that trying again does not change.
+    async fn take_in_patiently(&self, items: &[Item]) -> Result<Result<Taken, StoreError>, Interrupted> {
+        let mut pauses = patient();
+        loop {
+            match take_in(&self.ports.store, items).await {
+                Err(failure) if failure.is_transient() => {
+                    warn!(error = %chain(&failure), "taking in reports again");
+                }
+                outcome => return Ok(outcome),
+            }
+            if !pause(&self.shutdown, pauses.next().unwrap_or_default()).await {
+                return Err(Interrupted);
+            }
+        }
+    }
+
+    /// Notes on the execution that a report was set aside. False when not even that could be written.
+    async fn set_aside(&self, item: &Item, failure: &StoreError) -> bool {
+        let cause = chain(failure).to_string();
+        match note_poison(&self.ports.store, item, &cause).await {
+            Ok(()) => {
+                counter!("isocost_reports_dead_total").increment(1);
+                error!(
+                    execution.id = %item.claim.execution,
+                    dispatch_seq = item.claim.dispatch_seq,
+                    error = cause,
+                    "a report cannot be taken in and goes to the dead letters"
+                );
+                true
+            }
+            Err(probe) => {
+                warn!(error = %chain(&probe), "the database takes nothing in");
+                false
+            }
+        }
+    }
+
+    /// Tells the leader what changed and the relay what to deliver. Best effort: the leader reloads from the database,
+    /// and the sweeper finds deliveries without a ticket.
+    async fn announce(&self, taken: Taken) {
+        record(&taken);
+        let mut publications = Vec::with_capacity(taken.applied.callbacks.len() + 2);
+        if !taken.settled.is_empty() {
+            let settled = SettledMessage {
+                settled: taken.settled,
+            };
+            publications.push(publication(
+                self.names.settled_exchange(),
+                String::new(),
+                Message::json(kind::SETTLED, &settled),
+            ));
+        }
+        if let Some(due) = taken.applied.due {
+            publications.push(publication(
+                self.names.wake_exchange(),
+                String::new(),
+                Message::json(kind::WAKE, &Wake { due }),
+            ));
+        }
+        publications.extend(taken.applied.callbacks.iter().map(|ticket| {
+            publication(
+                self.names.callbacks_exchange(),
+                self.names.first_callbacks_queue(),
+                Message::json(kind::CALLBACK, ticket),
+            )
+        }));
+        if publications.is_empty() {
+            return;
+        }
+        let outcomes = self.ports.broker.publish(publications).await;
+        let lost = outcomes
+            .iter()
+            .filter(|outcome| **outcome != PublishOutcome::Confirmed)
+            .count();
+        if lost > 0 {
+            debug!(lost, "announcements were not confirmed");
+        }
+    }
+
+    async fn watch_backlog(&self) {
+        while pause(&self.shutdown, BACKLOG_EVERY).await {
+            if let Ok(Some(state)) = self.ports.broker.inspect(&self.names.results_queue()).await {
+                gauge!("isocost_intake_backlog_messages").set(state.messages as f64);
+            }
+        }
+    }
+}
+
+fn publication(exchange: String, routing_key: String, message: Message) -> Publication {
+    Publication {
+        exchange,
+        routing_key,
+        // A fanout without listeners is nothing to report.
+        mandatory: false,
+        message,
+    }
+}
+
+/// Reads the messages; one that cannot be read goes to the dead letters at once.
+async fn read<'a>(deliveries: &'a [Delivery], acker: &dyn Acker) -> Vec<(&'a Delivery, ReportMessage)> {
+    let mut messages = Vec::with_capacity(deliveries.len());
+    for delivery in deliveries {
+        match delivery.message.parse() {
+            Ok(message) => messages.push((delivery, message)),
+            Err(cause) => {
+                counter!("isocost_reports_dead_total").increment(1);
+                error!(message.id = delivery.message.message_id, error = %cause, "a report cannot be read");
+                acker.dead_letter(delivery.tag).await;
+            }
+        }
+    }
+    messages
+}
+
+/// Cuts messages into parts of about `limit` reports; a message is never split.
+fn cut<'a, 'd>(
+    messages: &'a [(&'d Delivery, ReportMessage)],
+    limit: usize,
+) -> Vec<&'a [(&'d Delivery, ReportMessage)]> {
+    let mut parts = Vec::new();
+    let (mut start, mut reports) = (0, 0);
+    for (index, (_, message)) in messages.iter().enumerate() {
+        if index > start && reports + message.reports.len() > limit {
+            parts.push(&messages[start..index]);
+            (start, reports) = (index, 0);
+        }
+        reports += message.reports.len();
+    }
+    if start < messages.len() {
+        parts.push(&messages[start..]);
+    }
+    parts
+}
+
+fn items(part: &[(&Delivery, ReportMessage)]) -> Vec<Item> {
+    part.iter()
+        .enumerate()
+        .flat_map(|(delivery, (_, message))| {
+            message.reports.iter().map(move |report| Item {
+                delivery,
+                incarnation: message.incarnation,
+                claim: report.claim,
+                event: report.event.clone(),
+            })
+        })
+        .collect()
+}
+
+async fn note_poison(store: &Store, item: &Item, cause: &str) -> Result<(), StoreError> {
+    let now = store.now();
+    let message = format!(
+        "a report of its worker could not be taken in: {}",
+        limit_text(cause, 300)
+    );
+    store
+        .transact(async |tx| transitions::note(tx, item.claim, &message, now).await)
+        .await
+}
+
+fn record(taken: &Taken) {
+    counter!("isocost_reports_stale_total").increment(taken.stale as u64);
+    for run in &taken.runs {
+        let status = run.settled.status;
+        if let Some(ms) = run.settled.cost_ms {
+            histogram!("isocost_execution_run_seconds").record(seconds(ms));
+        }
+        if let Some(ms) = run.end_to_end_ms {
+            counter!("isocost_executions_finished_total", "status" => status.api_name()).increment(1);
+            histogram!("isocost_execution_end_to_end_seconds").record(seconds(ms));
+        } else {
+            counter!("isocost_execution_retries_total").increment(1);
+        }
+    }
+}
+
+fn seconds(ms: i64) -> f64 {
+    EpochMillis(ms).since(EpochMillis(0)).as_secs_f64()
+}

@@ -1,0 +1,115 @@
+//! A queue consumed for as long as the process runs: again after every interruption, with growing pauses.
+
+use backon::{BackoffBuilder, ExponentialBuilder};
+use isocost_common::broker::{
+    Acker, Broker, BrokerError, ConsumeOptions, Consumer, Delivery, Topology, next_batch,
+};
+use std::{sync::Arc, time::Duration};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+/// Pauses of anything that is tried again until it works: 50 ms doubling to 5 s, jittered, without end.
+pub(crate) fn patient() -> impl Iterator<Item = Duration> {
+    ExponentialBuilder::default()
+        .with_min_delay(Duration::from_millis(50))
+        .with_max_delay(Duration::from_secs(5))
+        .with_factor(2.0)
+        .with_jitter()
+        .without_max_times()
+        .build()
+}
+
+/// Waits; false when `shutdown` came first.
+pub(crate) async fn pause(shutdown: &CancellationToken, pause: Duration) -> bool {
+    tokio::select! {
+        () = shutdown.cancelled() => false,
+        () = tokio::time::sleep(pause) => true,
+    }
+}
+
+/// Declares `topology`, waiting for the broker if need be. False when `shutdown` came first.
+///
+/// # Errors
+/// [`BrokerError::Conflict`] when something of it exists and is different: an operator has to look.
+pub(crate) async fn declare(
+    broker: &dyn Broker,
+    topology: &Topology,
+    shutdown: &CancellationToken,
+) -> Result<bool, BrokerError> {
+    let mut pauses = patient();
+    loop {
+        match broker.declare(topology).await {
+            Ok(()) => return Ok(true),
+            Err(error @ BrokerError::Conflict { .. }) => return Err(error),
+            Err(error) => debug!(%error, "declaring the topology again"),
+        }
+        if !pause(shutdown, pauses.next().unwrap_or_default()).await {
+            return Ok(false);
+        }
+    }
+}
+
+/// One queue and the consumer on it, when there is one.
+pub(crate) struct Subscription {
+    broker: Arc<dyn Broker>,
+    queue: String,
+    options: ConsumeOptions,
+    shutdown: CancellationToken,
+    consumer: Option<Box<dyn Consumer>>,
+}
+
+impl Subscription {
+    /// Consumes nothing yet.
+    pub(crate) fn new(
+        broker: Arc<dyn Broker>,
+        queue: String,
+        prefetch: u16,
+        shutdown: CancellationToken,
+    ) -> Self {
+        Self {
+            broker,
+            queue,
+            options: ConsumeOptions {
+                prefetch,
+                exclusive: false,
+            },
+            shutdown,
+            consumer: None,
+        }
+    }
+
+    /// Up to `limit` deliveries and the handle that settles them; none once the process shuts down.
+    pub(crate) async fn next(
+        &mut self,
+        limit: usize,
+        linger: Duration,
+    ) -> Option<(Vec<Delivery>, Arc<dyn Acker>)> {
+        let mut pauses = patient();
+        while !self.shutdown.is_cancelled() {
+            let failure = match &mut self.consumer {
+                Some(consumer) => {
+                    let acker = consumer.acker();
+                    let batch = tokio::select! {
+                        () = self.shutdown.cancelled() => return None,
+                        batch = next_batch(consumer.as_mut(), limit, linger) => batch,
+                    };
+                    match batch {
+                        Ok(batch) => return Some((batch, acker)),
+                        Err(ended) => ended.to_string(),
+                    }
+                }
+                None => match self.broker.consume(&self.queue, self.options).await {
+                    Ok(consumer) => {
+                        self.consumer = Some(consumer);
+                        continue;
+                    }
+                    Err(error) => error.to_string(),
+                },
+            };
+            self.consumer = None;
+            warn!(queue = self.queue, failure, "consuming again");
+            pause(&self.shutdown, pauses.next().unwrap_or_default()).await;
+        }
+        None
+    }
+}
