@@ -17,6 +17,8 @@ pub mod raw_json;
 pub mod schedule;
 pub mod store;
 pub mod telemetry;
+#[cfg(feature = "test-support")]
+pub mod test_support;
 pub mod time;
 
 use std::sync::Arc;

@@ -1,0 +1,3 @@
+//! What the store promises on each database. Every case runs on SQLite and on MariaDB or MySQL.
+
+mod rows;
