@@ -1,0 +1,86 @@
+//! One crash, looked at closely. `kill_loop` has many.
+
+use anyhow::Result;
+use isocost_tests::jobs::{once, wait_for_end, wait_for_execution, with};
+use isocost_tests::site::Site;
+use isocost_tests::steps;
+use serde_json::json;
+use std::time::Instant;
+
+#[tokio::test]
+async fn what_ran_at_a_crash_runs_again_and_the_steps_say_why() -> Result<()> {
+    let site = Site::new()?;
+    let process = site.start().await?;
+    let job = with(
+        once("sleep"),
+        json!({ "params": { "ms": 1_500 }, "retry": { "maxAttempts": 3, "backoff": "fixed", "initialMs": 10 } }),
+    );
+    let job = process.api().submit(&job).await?;
+    wait_for_execution(process.api(), &job, "RUNNING").await?;
+    process.kill().await?;
+
+    let process = site.start().await?;
+    let job = wait_for_end(process.api(), &job).await?;
+    assert_eq!(job["status"], "SUCCESS", "{job}");
+    assert_eq!(job["lastExecution"]["attempt"], 2, "{job}");
+    let id = job["lastExecution"]["executionId"].as_str().unwrap_or_default();
+    let steps = steps::of(&process.api().execution(id).await?)?;
+    let taken_back: Vec<_> = steps.iter().filter(|step| step.took_back()).collect();
+    assert_eq!(taken_back.len(), 1, "{steps:#?}");
+    assert!(taken_back[0].message.is_some(), "no reason given: {steps:#?}");
+    process.stop().await
+}
+
+#[tokio::test]
+async fn wk08_a_job_without_an_attempt_left_ends_as_lost_with_a_reason() -> Result<()> {
+    let site = Site::new()?;
+    let process = site.start().await?;
+    let job = process
+        .api()
+        .submit(&with(once("sleep"), json!({ "params": { "ms": 60_000 } })))
+        .await?;
+    wait_for_execution(process.api(), &job, "RUNNING").await?;
+    process.kill().await?;
+
+    let process = site.start().await?;
+    let job = wait_for_end(process.api(), &job).await?;
+    assert_eq!(job["status"], "FAILED", "{job}");
+    assert_eq!(job["lastExecution"]["status"], "LOST", "{job}");
+    assert!(job["lastExecution"]["error"]["message"].is_string(), "{job}");
+    assert!(job["lastExecution"]["finishedAt"].is_string(), "{job}");
+    process.stop().await
+}
+
+#[tokio::test]
+async fn a_job_that_was_not_due_at_the_crash_fires_once_after_it() -> Result<()> {
+    let site = Site::new()?;
+    let process = site.start().await?;
+    let later = with(
+        once("ledger"),
+        json!({ "trigger": { "type": "once", "delayMs": 1_500 } }),
+    );
+    let job = process.api().submit(&later).await?;
+    process.kill().await?;
+
+    let process = site.start().await?;
+    assert_eq!(wait_for_end(process.api(), &job).await?["status"], "SUCCESS");
+    process.stop().await?;
+    assert_eq!(site.ledger().len()?, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_thousand_waiting_jobs_do_not_slow_a_start() -> Result<()> {
+    let site = Site::new()?;
+    let process = site.start().await?;
+    let job = with(
+        once("noop"),
+        json!({ "trigger": { "type": "once", "delayMs": 3_600_000 } }),
+    );
+    process.api().submit_batch(&vec![job; 1_000]).await?;
+    process.kill().await?;
+    let from = Instant::now();
+    let process = site.start().await?;
+    assert!(from.elapsed().as_secs() < 5, "{:?}", from.elapsed());
+    process.stop().await
+}

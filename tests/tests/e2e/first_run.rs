@@ -1,0 +1,90 @@
+//! What somebody sees who starts the program for the first time.
+
+use anyhow::{Context, Result};
+use isocost_tests::jobs::{once, wait_for_end};
+use isocost_tests::site::Site;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use tokio::process::Command;
+
+#[tokio::test]
+async fn the_printed_curl_line_submits_a_job_when_it_is_pasted() -> Result<()> {
+    let site = Site::new()?;
+    let process = site.start().await?;
+    let output = process.output()?;
+    let curl = curl_command(&output).with_context(|| format!("no curl command in:\n{output}"))?;
+    let pasted = Command::new("sh").arg("-c").arg(&curl).output().await?;
+    let answer = String::from_utf8_lossy(&pasted.stdout).into_owned();
+    let answer: serde_json::Value =
+        serde_json::from_str(&answer).with_context(|| format!("{curl}\nanswered: {answer}"))?;
+    let job = answer["jobId"]
+        .as_str()
+        .with_context(|| format!("no jobId in {answer}"))?;
+    let job = wait_for_end(process.api(), job).await?;
+    assert_eq!(job["status"], "SUCCESS", "{job}");
+    process.stop().await
+}
+
+/// From `curl` to the end of its line, and of the lines that go on behind a backslash.
+fn curl_command(output: &str) -> Option<String> {
+    let mut lines = output
+        .lines()
+        .skip_while(|line| !line.trim_start().starts_with("curl "));
+    let mut command = String::new();
+    loop {
+        let line = lines.next()?;
+        command += line;
+        command.push('\n');
+        if !line.ends_with('\\') {
+            return Some(command);
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_admin_key_is_for_its_owner_only_and_stays_the_same() -> Result<()> {
+    let site = Site::new()?;
+    let process = site.start().await?;
+    let key = process.api().key().to_owned();
+    let file = site.data().join("admin.key");
+    assert_eq!(fs::metadata(&file)?.permissions().mode() & 0o777, 0o600);
+    process.stop().await?;
+
+    let process = site.start().await?;
+    assert_eq!(process.api().key(), key);
+    process.api().submit(&once("noop")).await?;
+    process.stop().await
+}
+
+#[tokio::test]
+async fn nothing_but_the_public_pages_answers_without_a_key() -> Result<()> {
+    let site = Site::new()?;
+    let process = site.start().await?;
+    let get = async |path: &str| reqwest::get(format!("{}{path}", site.base_url())).await;
+    for public in ["/healthz", "/readyz", "/openapi.json", "/docs"] {
+        assert!(get(public).await?.status().is_success(), "{public}");
+    }
+    for closed in [
+        "/openapi/jobs",
+        "/openapi/executions",
+        "/openapi/workers",
+        "/openapi/apps",
+    ] {
+        let answer = get(closed).await?;
+        assert_eq!(answer.status(), 401, "{closed}");
+        assert!(answer.headers().contains_key("www-authenticate"), "{closed}");
+    }
+    process.stop().await
+}
+
+#[tokio::test]
+async fn the_key_is_not_in_the_log() -> Result<()> {
+    let site = Site::new()?.with("ISOCOST__TELEMETRY__LOG", "debug");
+    let process = site.start().await?;
+    let job = process.api().submit(&once("noop")).await?;
+    wait_for_end(process.api(), &job).await?;
+    let key = process.api().key().to_owned();
+    process.stop().await?;
+    assert!(!site.log()?.contains(&key));
+    Ok(())
+}
