@@ -210,6 +210,7 @@ create table callback_delivery (
     last_error varchar(1024)
 ) engine = InnoDB default character set utf8mb4 collate utf8mb4_bin;
 create index idx_callback_due on callback_delivery (status, next_attempt_at);
+create index idx_callback_endpoint on callback_delivery (status, endpoint, next_attempt_at);
 create index idx_callback_execution on callback_delivery (execution_id);
 create index idx_callback_job on callback_delivery (job_id, id);
 create index idx_callback_app on callback_delivery (app_id, status, id);

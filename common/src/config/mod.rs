@@ -12,7 +12,7 @@ pub use api::ApiConfig;
 pub use dispatcher::{BalancerStrategy, BalancerWeights, DispatcherConfig};
 pub use leases::LeaseConfig;
 pub use load::{ConfigError, load};
-pub use relay::RelayConfig;
+pub use relay::{InvalidNetwork, Network, RelayConfig};
 pub use worker::WorkerConfig;
 
 use serde::{Deserialize, Serialize};

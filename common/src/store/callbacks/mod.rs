@@ -1,4 +1,8 @@
-//! `callback_delivery` and `callback_attempt`: the outbox of webhooks and its history.
+//! `callback_delivery` and `callback_attempt`: the outbox of webhooks and its history. Settling writes it, the relay
+//! works it off ([`attempts`]), the API shows it ([`listing`]).
+
+pub mod attempts;
+pub mod listing;
 
 use super::{CHUNK, Connection, StoreError, placeholders, transitions::by_weight};
 use crate::{
