@@ -1,0 +1,39 @@
+//! Why a worker could not start, or had to stop.
+
+use isocost_common::id::InvalidWorkerId;
+
+/// Why [`WorkerBuilder::run`](crate::WorkerBuilder::run) returned.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Neither a broker nor a coordination service was given.
+    #[error("the worker has no broker and coordination service; give it some with `ports`")]
+    NoPorts,
+    /// There is nothing to run.
+    #[error("the worker offers no handler")]
+    NoHandlers,
+    /// A handler cannot be offered as it was named.
+    #[error("handler `{name}` {problem}")]
+    Handler {
+        /// The name that was given.
+        name: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// The worker's name cannot be used.
+    #[error("naming the worker; set worker.id")]
+    Name(#[source] InvalidWorkerId),
+    /// The probe cannot listen.
+    #[error("listening on {address} for probes (worker.listen)")]
+    Listen {
+        /// The address.
+        address: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Handlers went on although they were told to stop, and may not go on in this process: it must exit now.
+    #[error("handlers ignore their cancellation and the process must exit: {}", .0.join(", "))]
+    HandlersStillRunning(Vec<String>),
+    /// A task of the worker itself ended, which is a fault of this program.
+    #[error("a task of the worker ended unexpectedly")]
+    Task(#[source] Option<tokio::task::JoinError>),
+}

@@ -1,0 +1,57 @@
+//! `/livez` and `/readyz`. The leader asks `/livez` before it calls an incarnation dead.
+
+use crate::runtime::Runtime;
+use axum::{Json, Router, extract::State, http::StatusCode, routing::get};
+use serde::Serialize;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tracing::error;
+
+/// Who answers.
+#[derive(Debug, Serialize)]
+struct Alive {
+    worker: String,
+    /// Absent between two incarnations.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    incarnation: Option<String>,
+}
+
+/// Answers until `stop`.
+pub(crate) async fn serve(listener: TcpListener, runtime: Arc<Runtime>, stop: CancellationToken) {
+    let router = Router::new()
+        .route("/livez", get(livez))
+        .route("/healthz", get(livez))
+        .route("/readyz", get(readyz))
+        .with_state(runtime);
+    let served = axum::serve(listener, router)
+        .with_graceful_shutdown(stop.cancelled_owned())
+        .await;
+    if let Err(error) = served {
+        error!(error = %error, "the probe listener ended");
+    }
+}
+
+fn alive(runtime: &Runtime) -> Alive {
+    Alive {
+        worker: runtime.worker.to_string(),
+        incarnation: runtime.current().map(|incarnation| incarnation.id.to_string()),
+    }
+}
+
+async fn livez(State(runtime): State<Arc<Runtime>>) -> Json<Alive> {
+    Json(alive(&runtime))
+}
+
+/// Ready when it consumes under a valid lease.
+async fn readyz(State(runtime): State<Arc<Runtime>>) -> (StatusCode, Json<Alive>) {
+    let ready = runtime
+        .current()
+        .is_some_and(|incarnation| incarnation.is_ready());
+    let status = if ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    (status, Json(alive(&runtime)))
+}
