@@ -8,6 +8,7 @@
 pub mod broker;
 pub mod config;
 pub mod coordination;
+pub mod egress;
 pub mod error_chain;
 pub mod execution;
 pub mod id;

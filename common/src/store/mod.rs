@@ -5,6 +5,8 @@
 //! ids ascending within a table; every UPDATE repeats its guard in `where`; multi-row statements come in chunks of
 //! [`CHUNK`]; no transaction is open across a network call to anything but the database.
 
+pub mod apps;
+pub mod audit;
 pub mod callbacks;
 pub mod dialect;
 pub mod epoch;
@@ -13,10 +15,12 @@ pub mod executions;
 pub mod handler_logs;
 pub mod job_log;
 pub mod jobs;
+pub mod listing;
 pub mod migrations;
 pub mod settle;
 pub mod slots;
 mod sql;
+pub mod submission;
 mod transaction;
 pub mod transitions;
 

@@ -1,0 +1,218 @@
+use super::{Rules, Warning};
+use crate::{
+    input::{Findings, MAX_INTEGER, Object, Value},
+    problem::FieldError,
+};
+use isocost_common::{
+    job::{ParentOutcome, Trigger, Window},
+    schedule::{CronDialect, CronSchedule, ScheduleError},
+    time::EpochMillis,
+};
+use std::{borrow::Cow, time::Duration};
+
+#[derive(Clone, Copy)]
+enum Type {
+    Once,
+    Cron,
+    FixedRate,
+    FixedDelay,
+    Manual,
+    After,
+}
+
+const TYPES: [(&str, Type); 6] = [
+    ("once", Type::Once),
+    ("cron", Type::Cron),
+    ("fixedRate", Type::FixedRate),
+    ("fixedDelay", Type::FixedDelay),
+    ("manual", Type::Manual),
+    ("after", Type::After),
+];
+const OUTCOMES: [(&str, ParentOutcome); 3] = [
+    ("success", ParentOutcome::Success),
+    ("failure", ParentOutcome::Failure),
+    ("any", ParentOutcome::Any),
+];
+const DIALECTS: [(&str, CronDialect); 2] = [("quartz", CronDialect::Quartz), ("unix", CronDialect::Unix)];
+
+/// Reads `trigger`, or its short form `cronExpr` with `timeZone`, or neither: once, now. Also answers the first firing.
+pub(super) fn read(
+    job: &mut Object<'_>,
+    window: Window,
+    rules: Rules<'_>,
+    warnings: &mut Vec<Warning>,
+    findings: &mut Findings,
+) -> Option<(Trigger, Option<EpochMillis>)> {
+    let full = job.take("trigger");
+    let expr = job.take("cronExpr");
+    let place = if expr.is_some() { "cronExpr" } else { "trigger" };
+    let trigger = match (full, expr) {
+        (Some(_), Some(_)) => {
+            let what = "cronExpr and trigger exclude each other; give one of them".to_owned();
+            findings.push(job.error_at("cronExpr", "trigger.both-forms", what));
+            return None;
+        }
+        (Some(full), None) => {
+            refuse_lone_short_form(job, findings);
+            let mut fields = Object::open(&full, findings)?;
+            let trigger = read_typed(&mut fields, window, rules, warnings, findings);
+            fields.close(findings);
+            trigger?
+        }
+        (None, Some(expr)) => read_cron(job, &expr, rules, warnings, findings)?,
+        (None, None) => {
+            refuse_lone_short_form(job, findings);
+            Trigger::Once { at: rules.now }
+        }
+    };
+    let first = match trigger.first_firing(rules.now, window) {
+        Ok(first) => first,
+        Err(error) => {
+            let what = error.to_string();
+            findings.push(job.error_at(place, "trigger.invalid", what));
+            return None;
+        }
+    };
+    let by_time = !matches!(trigger, Trigger::Manual {} | Trigger::After { .. });
+    if first.is_none() && by_time {
+        let what = format!("{place} never fires between now, startAt and endAt; check its dates");
+        findings.push(job.error_at(place, "trigger.never-fires", what));
+        return None;
+    }
+    Some((trigger, first))
+}
+
+/// `timeZone` and `dialect` belong to `cronExpr`; alone they would be ignored.
+fn refuse_lone_short_form(job: &mut Object<'_>, findings: &mut Findings) {
+    for name in ["timeZone", "dialect"] {
+        if job.take(name).is_some() {
+            let what = format!("{name} at the top level belongs to cronExpr; put it into trigger");
+            findings.push(job.error_at(name, "trigger.stray-field", what));
+        }
+    }
+}
+
+fn read_typed(
+    fields: &mut Object<'_>,
+    window: Window,
+    rules: Rules<'_>,
+    warnings: &mut Vec<Warning>,
+    findings: &mut Findings,
+) -> Option<Trigger> {
+    let kind = fields.require("type", findings)?.choice(&TYPES, findings)?;
+    match kind {
+        Type::Once => read_once(fields, rules.now, findings),
+        Type::Cron => {
+            let expr = fields.require("expr", findings)?;
+            read_cron(fields, &expr, rules, warnings, findings)
+        }
+        Type::FixedRate => {
+            let every_ms = read_every(fields, findings);
+            let anchor = match fields.take("anchor") {
+                Some(value) => value.instant(findings),
+                None => Some(window.start_at.unwrap_or(rules.now)),
+            };
+            Some(Trigger::FixedRate {
+                every_ms: every_ms?,
+                anchor: anchor?,
+            })
+        }
+        Type::FixedDelay => read_every(fields, findings).map(|every_ms| Trigger::FixedDelay { every_ms }),
+        Type::Manual => Some(Trigger::Manual {}),
+        Type::After => read_after(fields, findings),
+    }
+}
+
+fn read_once(fields: &mut Object<'_>, now: EpochMillis, findings: &mut Findings) -> Option<Trigger> {
+    let at = fields.take("at");
+    let delay = fields.take("delayMs");
+    match (at, delay) {
+        (Some(_), Some(_)) => {
+            let what = "at and delayMs exclude each other; give one of them".to_owned();
+            findings.push(fields.error_at("delayMs", "trigger.both-forms", what));
+            None
+        }
+        (Some(at), None) => at.instant(findings).map(|at| Trigger::Once { at }),
+        (None, Some(delay)) => {
+            let delay_ms = delay.integer(0..=MAX_INTEGER, findings)?;
+            Some(Trigger::Once {
+                at: now + Duration::from_millis(delay_ms.unsigned_abs()),
+            })
+        }
+        (None, None) => Some(Trigger::Once { at: now }),
+    }
+}
+
+fn read_every(fields: &mut Object<'_>, findings: &mut Findings) -> Option<i64> {
+    fields
+        .require("everyMs", findings)?
+        .integer(1..=MAX_INTEGER, findings)
+}
+
+fn read_after(fields: &mut Object<'_>, findings: &mut Findings) -> Option<Trigger> {
+    let parent = fields.require("jobId", findings);
+    let on = match fields.take("on") {
+        Some(value) => value.choice(&OUTCOMES, findings),
+        None => Some(ParentOutcome::Success),
+    };
+    let parent = parent?;
+    match parent.string(findings)?.parse() {
+        Ok(job_id) => Some(Trigger::After { job_id, on: on? }),
+        Err(_) => {
+            findings.push(parent.error("id.invalid", "must be a job id: a UUID"));
+            None
+        }
+    }
+}
+
+/// Reads `expr` with the `timeZone` and `dialect` beside it.
+fn read_cron(
+    fields: &mut Object<'_>,
+    expr: &Value<'_>,
+    rules: Rules<'_>,
+    warnings: &mut Vec<Warning>,
+    findings: &mut Findings,
+) -> Option<Trigger> {
+    let zone = fields.take("timeZone");
+    let zone_place = zone.as_ref().map(|zone| zone.pointer().to_owned());
+    let zone = match zone {
+        Some(zone) => zone.string(findings),
+        None => Some(rules.default_time_zone.to_owned()),
+    };
+    let dialect = match fields.take("dialect") {
+        Some(value) => Some(value.choice(&DIALECTS, findings)?),
+        None => None,
+    };
+    let text = expr.string(findings);
+    match CronSchedule::parse(&text?, dialect, &zone?) {
+        Ok(schedule) => {
+            warnings.extend(schedule.warnings().into_iter().map(|warning| Warning {
+                code: warning.code,
+                message: warning.message,
+            }));
+            Some(Trigger::Cron {
+                expr: schedule.expr().to_owned(),
+                time_zone: schedule.time_zone().name().to_owned(),
+                dialect: schedule.dialect(),
+            })
+        }
+        Err(error) => {
+            let pointer = match (&error, zone_place) {
+                (ScheduleError::UnknownTimeZone { .. }, Some(place)) => place,
+                _ => expr.pointer().to_owned(),
+            };
+            findings.push(cron_error(&error, pointer));
+            None
+        }
+    }
+}
+
+fn cron_error(error: &ScheduleError, pointer: String) -> FieldError {
+    let whole = pointer.rsplit('/').next().unwrap_or_default();
+    FieldError {
+        field: error.field().unwrap_or(whole).to_owned(),
+        code: Cow::Borrowed(error.code()),
+        message: error.to_string(),
+        pointer: Some(pointer),
+    }
+}

@@ -1,0 +1,71 @@
+//! The outermost layer of every exchange: gives the request an id, turns panics and problems into the one form of
+//! error body, and counts.
+
+use crate::problem::Problem;
+use axum::{
+    body::Body,
+    extract::{MatchedPath, Request},
+    http::{HeaderName, HeaderValue, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use futures_util::FutureExt;
+use isocost_common::id::MessageId;
+use metrics::{counter, histogram};
+use std::{panic::AssertUnwindSafe, time::Instant};
+use tracing::{debug, error};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
+
+/// Wraps one request. Must be the outermost layer, so that nothing escapes it.
+pub async fn wrap(request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let method = request.method().clone();
+    let path = request.uri().path().to_owned();
+    let route = request
+        .extensions()
+        .get::<MatchedPath>()
+        .map_or_else(|| "unknown".to_owned(), |matched| matched.as_str().to_owned());
+    let request_id = given_id(&request).unwrap_or_else(|| MessageId::generate().to_string());
+    let mut response = match AssertUnwindSafe(next.run(request)).catch_unwind().await {
+        Ok(response) => response,
+        Err(_) => {
+            error!(request_id, path, "a handler panicked; see the line above");
+            Problem::internal().into_response()
+        }
+    };
+    if let Some(problem) = response.extensions_mut().remove::<Problem>() {
+        debug!(request_id, path, %problem, "refused");
+        fill_in(&mut response, &problem, &path, &request_id);
+    }
+    if let Ok(value) = HeaderValue::from_str(&request_id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    let status = response.status().as_u16().to_string();
+    counter!("isocost_api_requests_total", "route" => route.clone(), "method" => method.to_string(), "status" => status)
+        .increment(1);
+    histogram!("isocost_api_request_seconds", "route" => route).record(started.elapsed().as_secs_f64());
+    response
+}
+
+/// The client's own id, if it can be a header and a log field.
+fn given_id(request: &Request) -> Option<String> {
+    let given = request.headers().get(REQUEST_ID)?.to_str().ok()?;
+    let valid = (1..=128).contains(&given.len())
+        && given
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'));
+    valid.then(|| given.to_owned())
+}
+
+fn fill_in(response: &mut Response, problem: &Problem, path: &str, request_id: &str) {
+    match serde_json::to_vec(&problem.body(path, request_id)) {
+        Ok(body) => {
+            response.headers_mut().remove(header::CONTENT_LENGTH);
+            response.headers_mut().insert(header::CONTENT_TYPE, PROBLEM_JSON);
+            *response.body_mut() = Body::from(body);
+        }
+        Err(cause) => error!(request_id, %cause, "a problem could not be written"),
+    }
+}

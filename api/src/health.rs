@@ -1,0 +1,71 @@
+//! Alive, ready, and measured.
+
+use crate::{
+    problem::{Kind, Problem},
+    state::ApiState,
+};
+use axum::{Json, extract::State, http::header, response::IntoResponse};
+use isocost_common::broker::BrokerHealth;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// Where the process stands.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Health {
+    /// `ok`.
+    #[schema(value_type = String)]
+    status: &'static str,
+    /// The database answers. Without it nothing can be accepted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    database: Option<bool>,
+    /// `ready`, `blocked` or `down`. Jobs are accepted in every case.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    broker: Option<&'static str>,
+}
+
+/// Alive: the process answers.
+#[utoipa::path(get, path = "/healthz", tag = "health", responses((status = 200, body = Health)), security(()))]
+pub async fn healthz() -> Json<Health> {
+    Json(Health {
+        status: "ok",
+        database: None,
+        broker: None,
+    })
+}
+
+/// Ready: the process can accept jobs.
+#[utoipa::path(
+    get, path = "/readyz", tag = "health", security(()),
+    responses((status = 200, body = Health), (status = 503, body = crate::problem::ProblemBody,
+               content_type = "application/problem+json", description = "The database does not answer"))
+)]
+pub async fn readyz(State(state): State<ApiState>) -> Result<Json<Health>, Problem> {
+    if state.closing().is_cancelled() {
+        return Err(Problem::new(Kind::Unavailable, "process.ending", "this process is about to end").retry_after(1));
+    }
+    state.store().ping().await?;
+    let broker = match *state.ports().broker.health().borrow() {
+        BrokerHealth::Ready => "ready",
+        BrokerHealth::Blocked(_) => "blocked",
+        BrokerHealth::Down(_) => "down",
+    };
+    Ok(Json(Health {
+        status: "ok",
+        database: Some(true),
+        broker: Some(broker),
+    }))
+}
+
+/// Measurements of this process, for Prometheus.
+#[utoipa::path(
+    get, path = "/metrics", tag = "health", security(()),
+    responses((status = 200, body = String, content_type = "text/plain"))
+)]
+pub async fn metrics(State(state): State<ApiState>) -> impl IntoResponse {
+    (
+        [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
+        state.metrics().render(),
+    )
+}

@@ -1,0 +1,193 @@
+use crate::{
+    problem::{Kind, Problem},
+    state::ApiState,
+};
+use axum::{
+    body::{Body, to_bytes},
+    extract::{FromRequest, Request},
+    http::{HeaderMap, header},
+};
+use serde_json::value::RawValue;
+use std::time::Duration;
+
+/// A body that trickles in must not hold a connection for ever.
+const ARRIVAL_LIMIT: Duration = Duration::from_secs(30);
+/// A batch may be so many times as large as a single request.
+const BATCH_FACTOR: usize = 8;
+
+/// Which size limit applies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// `api.max_body_bytes`.
+    Single,
+    /// Eight times as much.
+    Batch,
+}
+
+/// A request body that is one JSON text, of checked type, size and syntax. Empty where the request had none.
+#[derive(Debug)]
+pub struct JsonBody {
+    text: String,
+}
+
+impl JsonBody {
+    /// Reads the body.
+    ///
+    /// # Errors
+    /// [`Problem`]: 415, 413, 408 or 400.
+    pub async fn read(
+        headers: &HeaderMap,
+        body: Body,
+        limit: Limit,
+        state: &ApiState,
+    ) -> Result<Self, Problem> {
+        let most = match limit {
+            Limit::Single => state.config().api.max_body_bytes,
+            Limit::Batch => state.config().api.max_body_bytes.saturating_mul(BATCH_FACTOR),
+        };
+        let declared = headers
+            .get(header::CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        if declared.is_some_and(|length| length > most as u64) {
+            return Err(too_large(most));
+        }
+        let bytes = tokio::time::timeout(ARRIVAL_LIMIT, to_bytes(body, most))
+            .await
+            .map_err(|_| {
+                Problem::new(
+                    Kind::RequestTimeout,
+                    "body.slow",
+                    format!("the body did not arrive within {} s", ARRIVAL_LIMIT.as_secs()),
+                )
+            })?
+            .map_err(|error| unreadable(error, most))?;
+        if !bytes.is_empty() {
+            check_type(headers)?;
+        }
+        let text = String::from_utf8(bytes.into()).map_err(|_| {
+            Problem::new(Kind::InvalidRequest, "json.malformed", "the body must be JSON in UTF-8")
+        })?;
+        if !text.is_empty() {
+            check_json(&text)?;
+        }
+        Ok(Self { text })
+    }
+
+    /// True when the request had no body.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty()
+    }
+
+    /// The JSON value; none for an empty body.
+    #[must_use]
+    pub fn value(&self) -> Option<&RawValue> {
+        serde_json::from_str(&self.text).ok()
+    }
+
+    /// The JSON value, which this request cannot do without.
+    ///
+    /// # Errors
+    /// [`Problem`] 400 for an empty body.
+    pub fn required(&self) -> Result<&RawValue, Problem> {
+        self.value().ok_or_else(|| {
+            Problem::new(Kind::InvalidRequest, "json.missing", "this request needs a JSON body")
+        })
+    }
+}
+
+/// Reads a body of [`Limit::Single`].
+impl FromRequest<ApiState> for JsonBody {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, state: &ApiState) -> Result<Self, Problem> {
+        let (parts, body) = request.into_parts();
+        Self::read(&parts.headers, body, Limit::Single, state).await
+    }
+}
+
+fn too_large(most: usize) -> Problem {
+    Problem::new(
+        Kind::TooLarge,
+        "body.too-large",
+        format!("the body may have at most {most} bytes (api.max_body_bytes; eight times as much for a batch)"),
+    )
+}
+
+fn unreadable(error: axum::Error, most: usize) -> Problem {
+    let mut source: Option<&dyn std::error::Error> = Some(&error);
+    while let Some(cause) = source {
+        if cause.to_string().contains("length limit") {
+            return too_large(most);
+        }
+        source = cause.source();
+    }
+    Problem::new(Kind::InvalidRequest, "body.incomplete", "the body ended before its announced length")
+}
+
+fn check_type(headers: &HeaderMap) -> Result<(), Problem> {
+    let named = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
+    let essence = named.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let subtype = essence.strip_prefix("application/");
+    if subtype.is_some_and(|subtype| subtype == "json" || subtype.ends_with("+json")) {
+        return Ok(());
+    }
+    Err(Problem::new(
+        Kind::UnsupportedMediaType,
+        "body.not-json",
+        "the Content-Type must be application/json (or application/merge-patch+json for a patch)",
+    ))
+}
+
+/// Syntax and depth. Depth is bounded by a scan, because what follows recurses.
+fn check_json(text: &str) -> Result<(), Problem> {
+    serde_json::from_str::<&RawValue>(text).map_err(|error| {
+        Problem::new(Kind::InvalidRequest, "json.malformed", format!("the body is not valid JSON: {error}"))
+    })?;
+    if depth(text) > super::MAX_DEPTH {
+        return Err(Problem::new(
+            Kind::InvalidRequest,
+            "json.too-deep",
+            format!("the body may be nested at most {} levels deep", super::MAX_DEPTH),
+        ));
+    }
+    Ok(())
+}
+
+fn depth(valid_json: &str) -> usize {
+    let (mut depth, mut deepest, mut in_string, mut escaped) = (0_usize, 0, false, false);
+    for byte in valid_json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'{' | b'[' if !in_string => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b'}' | b']' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    deepest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn brackets_inside_strings_do_not_count_as_depth() {
+        assert_eq!(depth(r#"{"a":["[[{\"[",{"b":1}]}"#), 3);
+        assert_eq!(depth(r#""\\""#), 0);
+    }
+
+    #[test]
+    fn a_very_deep_body_is_refused_and_not_a_stack_overflow() {
+        let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
+        assert!(check_json(&deep).is_err());
+    }
+}

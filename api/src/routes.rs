@@ -1,0 +1,179 @@
+//! Every route, once: the router and the OpenAPI document are made from the same list.
+
+use crate::{
+    access::authenticate,
+    cron, exchange, health, jobs,
+    problem::{Kind, Problem, ProblemBody},
+    problem_pages, schema,
+    state::ApiState,
+};
+use axum::{Router, extract::OriginalUri, http::Method, middleware};
+use utoipa::{
+    IntoResponses, Modify, OpenApi, ToSchema,
+    openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
+};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+/// What may go wrong with every call.
+#[derive(IntoResponses)]
+#[allow(dead_code, reason = "only its attributes are read, for the document")]
+pub enum Problems {
+    /// Malformed or not valid; `errors` names everything that is wrong.
+    #[response(status = 400, content_type = "application/problem+json")]
+    Invalid(ProblemBody),
+    /// No valid API key.
+    #[response(status = 401, content_type = "application/problem+json")]
+    Unauthorized(ProblemBody),
+    /// The key lacks the scope.
+    #[response(status = 403, content_type = "application/problem+json")]
+    Forbidden(ProblemBody),
+    /// No such thing in this app.
+    #[response(status = 404, content_type = "application/problem+json")]
+    NotFound(ProblemBody),
+    /// Over the app's limit.
+    #[response(status = 429, content_type = "application/problem+json")]
+    TooManyRequests(ProblemBody),
+    /// A fault of the server.
+    #[response(status = 500, content_type = "application/problem+json")]
+    Internal(ProblemBody),
+    /// Not possible just now.
+    #[response(status = 503, content_type = "application/problem+json")]
+    Unavailable(ProblemBody),
+}
+
+/// What may go wrong with a submission.
+#[derive(IntoResponses)]
+#[allow(dead_code, reason = "only its attributes are read, for the document")]
+pub enum SubmitProblems {
+    /// Malformed or not valid; `errors` names everything that is wrong.
+    #[response(status = 400, content_type = "application/problem+json")]
+    Invalid(ProblemBody),
+    /// No valid API key.
+    #[response(status = 401, content_type = "application/problem+json")]
+    Unauthorized(ProblemBody),
+    /// The key lacks the scope.
+    #[response(status = 403, content_type = "application/problem+json")]
+    Forbidden(ProblemBody),
+    /// The body is too large; `detail` names the limit.
+    #[response(status = 413, content_type = "application/problem+json")]
+    TooLarge(ProblemBody),
+    /// The body is not JSON.
+    #[response(status = 415, content_type = "application/problem+json")]
+    UnsupportedMediaType(ProblemBody),
+    /// The key was used for other content.
+    #[response(status = 422, content_type = "application/problem+json")]
+    KeyReused(ProblemBody),
+    /// Over the app's limit.
+    #[response(status = 429, content_type = "application/problem+json")]
+    TooManyRequests(ProblemBody),
+    /// A fault of the server.
+    #[response(status = 500, content_type = "application/problem+json")]
+    Internal(ProblemBody),
+    /// It could not be made durable just now.
+    #[response(status = 503, content_type = "application/problem+json")]
+    Unavailable(ProblemBody),
+}
+
+/// Why an execution did not succeed.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "the shape of `ExecutionError`, which lives where there is no OpenAPI")]
+#[schema(as = ExecutionError)]
+pub struct ErrorBody {
+    /// A stable word for programs.
+    code: String,
+    /// A sentence for people.
+    message: String,
+}
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Isocost",
+        description = "Submit jobs, watch them and steer them. Every error is an `application/problem+json`.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0")
+    ),
+    components(schemas(
+        schema::OnceTrigger, schema::CronTrigger, schema::FixedRateTrigger, schema::FixedDelayTrigger,
+        schema::ManualTrigger, schema::AfterTrigger
+    )),
+    modifiers(&KeyScheme)
+)]
+struct Document;
+
+struct KeyScheme;
+
+impl Modify for KeyScheme {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let scheme = HttpBuilder::new()
+            .scheme(HttpAuthScheme::Bearer)
+            .description(Some("An API key, as the first start printed it or `/openapi/apps/{id}/keys` made it"))
+            .build();
+        if let Some(components) = &mut document.components {
+            components.add_security_scheme("key", SecurityScheme::Http(scheme));
+        }
+    }
+}
+
+/// Routes that need a key.
+fn protected() -> OpenApiRouter<ApiState> {
+    OpenApiRouter::new()
+        .routes(routes!(jobs::submit, jobs::list))
+        .routes(routes!(jobs::submit_batch))
+        .routes(routes!(jobs::statuses))
+        .routes(routes!(jobs::validate))
+        .routes(routes!(jobs::get))
+        .routes(routes!(cron::next))
+}
+
+/// Routes for everybody.
+fn public() -> OpenApiRouter<ApiState> {
+    OpenApiRouter::new()
+        .routes(routes!(health::healthz))
+        .routes(routes!(health::readyz))
+        .routes(routes!(health::metrics))
+        .routes(routes!(problem_pages::page))
+}
+
+fn assembled(state: &ApiState) -> (Router<ApiState>, utoipa::openapi::OpenApi) {
+    let authentication = middleware::from_fn_with_state(state.clone(), authenticate);
+    OpenApiRouter::with_openapi(Document::openapi())
+        .merge(protected().route_layer(authentication))
+        .merge(public())
+        .split_for_parts()
+}
+
+/// The OpenAPI 3.1 document.
+#[must_use]
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    OpenApiRouter::with_openapi(Document::openapi())
+        .merge(protected())
+        .merge(public())
+        .into_openapi()
+}
+
+/// Everything this role serves.
+pub fn router(state: ApiState) -> Router {
+    let (router, document) = assembled(&state);
+    router
+        .merge(crate::documents::router(&document))
+        .fallback(no_such_address)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(middleware::from_fn(exchange::wrap))
+        .with_state(state)
+}
+
+async fn no_such_address(OriginalUri(uri): OriginalUri) -> Problem {
+    Problem::new(
+        Kind::NotFound,
+        "request.no-such-address",
+        format!("{} is no address of this API; see /docs", uri.path()),
+    )
+}
+
+async fn method_not_allowed(method: Method, OriginalUri(uri): OriginalUri) -> Problem {
+    Problem::new(
+        Kind::MethodNotAllowed,
+        "request.method-not-allowed",
+        format!("{} does not know {method}; the header Allow names what it knows", uri.path()),
+    )
+}

@@ -1,0 +1,169 @@
+//! Concurrent submissions share a commit. One task takes what has gathered, stores it in one transaction and answers
+//! each; while it commits, the next group gathers. A request that is dropped changes nothing about its submission.
+
+use isocost_common::store::{
+    Store, StoreError, jobs::JobRow,
+    submission::{Admission, admit},
+};
+use metrics::{counter, histogram};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+
+/// Submissions that may wait for their turn. Beyond, the API answers that it is busy.
+const QUEUE: usize = 4_096;
+/// Jobs stored in one transaction, unless a single request brings more.
+const GROUP: usize = 500;
+/// How long a group waits for requests that are known to be on their way.
+const LINGER: Duration = Duration::from_millis(2);
+
+/// Why a submission got no answer from the database.
+#[derive(Debug, Clone)]
+pub enum SubmitError {
+    /// Too many submissions wait already, or the API is about to end.
+    Busy,
+    /// The group could not be made durable.
+    Store(Arc<StoreError>),
+}
+
+struct Ticket {
+    jobs: Vec<JobRow>,
+    reply: oneshot::Sender<Result<Vec<Admission>, SubmitError>>,
+}
+
+/// Where requests hand their jobs in.
+pub struct Submitter {
+    queue: mpsc::Sender<Ticket>,
+    arriving: Arc<AtomicUsize>,
+}
+
+/// The task that stores them.
+pub struct Committing {
+    store: Store,
+    queue: mpsc::Receiver<Ticket>,
+    arriving: Arc<AtomicUsize>,
+}
+
+/// Counts a request that is about to hand a job in, until it has or gives up.
+pub struct Arrival(Arc<AtomicUsize>);
+
+impl Drop for Arrival {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Submitter {
+    pub(crate) fn new(store: Store) -> (Self, Committing) {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let arriving = Arc::new(AtomicUsize::new(0));
+        let submitter = Self {
+            queue: sender,
+            arriving: Arc::clone(&arriving),
+        };
+        let committing = Committing {
+            store,
+            queue: receiver,
+            arriving,
+        };
+        (submitter, committing)
+    }
+
+    /// Announces a submission, so that a group may wait a moment for it.
+    pub fn announce(&self) -> Arrival {
+        self.arriving.fetch_add(1, Ordering::Relaxed);
+        Arrival(Arc::clone(&self.arriving))
+    }
+
+    /// Hands jobs in and waits until they are durable. Dropping the future does not take them back.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; after [`SubmitError::Store`] some of the jobs may be stored.
+    pub async fn submit(&self, jobs: Vec<JobRow>, arrival: Arrival) -> Result<Vec<Admission>, SubmitError> {
+        let (reply, answer) = oneshot::channel();
+        let handed_in = self.queue.try_send(Ticket { jobs, reply });
+        drop(arrival);
+        if handed_in.is_err() {
+            return Err(SubmitError::Busy);
+        }
+        answer.await.unwrap_or(Err(SubmitError::Busy))
+    }
+}
+
+impl Committing {
+    /// Stores groups until `stop`, then what is still in the queue.
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        while let Some(first) = self.next(&stop).await {
+            let group = self.gather(first).await;
+            self.commit(group).await;
+        }
+    }
+
+    async fn next(&mut self, stop: &CancellationToken) -> Option<Ticket> {
+        tokio::select! {
+            biased;
+            ticket = self.queue.recv() => ticket,
+            () = stop.cancelled() => {
+                self.queue.close();
+                self.queue.recv().await
+            }
+        }
+    }
+
+    /// Takes what is there, and waits a little while more is known to come.
+    async fn gather(&mut self, first: Ticket) -> Vec<Ticket> {
+        let mut jobs = first.jobs.len();
+        let mut group = vec![first];
+        let deadline = Instant::now() + LINGER;
+        while jobs < GROUP {
+            let next = match self.queue.try_recv() {
+                Ok(ticket) => ticket,
+                Err(_) if self.arriving.load(Ordering::Relaxed) == 0 => break,
+                Err(_) => match tokio::time::timeout_at(deadline, self.queue.recv()).await {
+                    Ok(Some(ticket)) => ticket,
+                    Ok(None) | Err(_) => break,
+                },
+            };
+            jobs += next.jobs.len();
+            group.push(next);
+        }
+        group
+    }
+
+    async fn commit(&self, group: Vec<Ticket>) {
+        let started = Instant::now();
+        let mut jobs = Vec::new();
+        let mut replies = Vec::with_capacity(group.len());
+        for ticket in group {
+            replies.push((ticket.jobs.len(), ticket.reply));
+            jobs.extend(ticket.jobs);
+        }
+        let outcome = admit(&self.store, &jobs).await.map_err(Arc::new);
+        histogram!("isocost_api_commit_seconds").record(started.elapsed().as_secs_f64());
+        counter!("isocost_api_commits_total").increment(1);
+        counter!("isocost_api_committed_submissions_total").increment(jobs.len() as u64);
+        match outcome {
+            Ok(admissions) => {
+                let mut admissions = admissions.into_iter();
+                for (count, reply) in replies {
+                    // A dropped receiver is a client that went away; its job is stored all the same.
+                    let _ = reply.send(Ok(admissions.by_ref().take(count).collect()));
+                }
+            }
+            Err(error) => {
+                for (_, reply) in replies {
+                    let _ = reply.send(Err(SubmitError::Store(Arc::clone(&error))));
+                }
+            }
+        }
+    }
+}
