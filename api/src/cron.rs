@@ -54,7 +54,9 @@ pub async fn next(
     let zone = query
         .text("timeZone")
         .unwrap_or_else(|| state.config().api.default_time_zone.clone());
-    let dialect = query.parsed("dialect", "quartz or unix", |text| text.parse::<CronDialect>().ok());
+    let dialect = query.parsed("dialect", "quartz or unix", |text| {
+        text.parse::<CronDialect>().ok()
+    });
     let from = query.instant("from").unwrap_or_else(|| state.store().now());
     let count = query.integer("count", 1..=100).unwrap_or(5);
     let schedule = match &expr {

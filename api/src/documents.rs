@@ -36,7 +36,10 @@ fn down_converted(mut document: Value) -> Value {
         root.remove("jsonSchemaDialect");
         root.remove("webhooks");
     }
-    if let Some(license) = document.pointer_mut("/info/license").and_then(Value::as_object_mut) {
+    if let Some(license) = document
+        .pointer_mut("/info/license")
+        .and_then(Value::as_object_mut)
+    {
         license.remove("identifier");
     }
     document
@@ -60,7 +63,11 @@ fn convert(value: &mut Value) {
 
 fn convert_schema(object: &mut Map<String, Value>) {
     if let Some(types) = object.get("type").and_then(Value::as_array) {
-        let named: Vec<Value> = types.iter().filter(|kind| **kind != json!("null")).cloned().collect();
+        let named: Vec<Value> = types
+            .iter()
+            .filter(|kind| **kind != json!("null"))
+            .cloned()
+            .collect();
         if named.len() < types.len() {
             object.insert("nullable".into(), json!(true));
         }
@@ -71,7 +78,11 @@ fn convert_schema(object: &mut Map<String, Value>) {
     }
     if let Some(choices) = object.get("oneOf").and_then(Value::as_array) {
         let null = json!({"type": "null"});
-        let named: Vec<Value> = choices.iter().filter(|choice| **choice != null).cloned().collect();
+        let named: Vec<Value> = choices
+            .iter()
+            .filter(|choice| **choice != null)
+            .cloned()
+            .collect();
         if named.len() < choices.len() {
             object.remove("oneOf");
             let key = if named.len() == 1 { "allOf" } else { "oneOf" };
@@ -96,7 +107,10 @@ mod tests {
         let older = down_converted(document);
         assert_eq!(older["openapi"], "3.0.3");
         let text = older.to_string();
-        assert!(!text.contains(r#""null""#), "a type `null` is left in the 3.0 document");
+        assert!(
+            !text.contains(r#""null""#),
+            "a type `null` is left in the 3.0 document"
+        );
         assert!(text.contains(r#""nullable":true"#));
     }
 }

@@ -43,7 +43,12 @@ pub async fn healthz() -> Json<Health> {
 )]
 pub async fn readyz(State(state): State<ApiState>) -> Result<Json<Health>, Problem> {
     if state.closing().is_cancelled() {
-        return Err(Problem::new(Kind::Unavailable, "process.ending", "this process is about to end").retry_after(1));
+        return Err(Problem::new(
+            Kind::Unavailable,
+            "process.ending",
+            "this process is about to end",
+        )
+        .retry_after(1));
     }
     state.store().ping().await?;
     let broker = match *state.ports().broker.health().borrow() {

@@ -70,9 +70,21 @@ impl Kind {
     /// Status, name in the type's address, and title.
     const fn row(self) -> (StatusCode, &'static str, &'static str) {
         match self {
-            Self::InvalidRequest => (StatusCode::BAD_REQUEST, "invalid-request", "The request is not valid"),
-            Self::Unauthorized => (StatusCode::UNAUTHORIZED, "unauthorized", "A valid API key is needed"),
-            Self::Forbidden => (StatusCode::FORBIDDEN, "forbidden", "The API key does not allow this"),
+            Self::InvalidRequest => (
+                StatusCode::BAD_REQUEST,
+                "invalid-request",
+                "The request is not valid",
+            ),
+            Self::Unauthorized => (
+                StatusCode::UNAUTHORIZED,
+                "unauthorized",
+                "A valid API key is needed",
+            ),
+            Self::Forbidden => (
+                StatusCode::FORBIDDEN,
+                "forbidden",
+                "The API key does not allow this",
+            ),
             Self::NotFound => (StatusCode::NOT_FOUND, "not-found", "There is no such thing"),
             Self::MethodNotAllowed => (
                 StatusCode::METHOD_NOT_ALLOWED,
@@ -84,13 +96,21 @@ impl Kind {
                 "request-timeout",
                 "The request did not arrive in time",
             ),
-            Self::Conflict => (StatusCode::CONFLICT, "conflict", "Not possible in the current state"),
+            Self::Conflict => (
+                StatusCode::CONFLICT,
+                "conflict",
+                "Not possible in the current state",
+            ),
             Self::PreconditionFailed => (
                 StatusCode::PRECONDITION_FAILED,
                 "precondition-failed",
                 "It was changed meanwhile",
             ),
-            Self::TooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The request is too large"),
+            Self::TooLarge => (
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "too-large",
+                "The request is too large",
+            ),
             Self::UnsupportedMediaType => (
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 "unsupported-media-type",
@@ -111,7 +131,11 @@ impl Kind {
                 "too-many-requests",
                 "A limit of the app is reached",
             ),
-            Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal", "Something went wrong here"),
+            Self::Internal => (
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "internal",
+                "Something went wrong here",
+            ),
             Self::Unavailable => (
                 StatusCode::SERVICE_UNAVAILABLE,
                 "unavailable",

@@ -48,8 +48,12 @@ const fn advice(kind: Kind) -> &'static str {
             "Somebody changed the object since you read it. Read it again, and repeat the change with its new \
              <code>ETag</code> in <code>If-Match</code>."
         }
-        Kind::TooLarge => "<code>detail</code> names the limit. Large data belongs into a store, and its address into params.",
-        Kind::UnsupportedMediaType => "Send the body as JSON with <code>Content-Type: application/json</code>.",
+        Kind::TooLarge => {
+            "<code>detail</code> names the limit. Large data belongs into a store, and its address into params."
+        }
+        Kind::UnsupportedMediaType => {
+            "Send the body as JSON with <code>Content-Type: application/json</code>."
+        }
         Kind::KeyReused => {
             "A job with this <code>clientRequestId</code> exists and has other content. Use a new key for a new job."
         }
@@ -60,7 +64,9 @@ const fn advice(kind: Kind) -> &'static str {
             "Wait as long as <code>Retry-After</code> says. The headers <code>RateLimit</code> and \
              <code>RateLimit-Policy</code> say what is allowed."
         }
-        Kind::Internal => "A fault of the server. Report the <code>requestId</code>; the log has more under it.",
+        Kind::Internal => {
+            "A fault of the server. Report the <code>requestId</code>; the log has more under it."
+        }
         Kind::Unavailable => {
             "Nothing was promised. Send the request again after <code>Retry-After</code>, with the same \
              <code>clientRequestId</code>: then it is made at most once."

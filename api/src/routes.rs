@@ -76,7 +76,10 @@ pub enum SubmitProblems {
 
 /// Why an execution did not succeed.
 #[derive(ToSchema)]
-#[allow(dead_code, reason = "the shape of `ExecutionError`, which lives where there is no OpenAPI")]
+#[allow(
+    dead_code,
+    reason = "the shape of `ExecutionError`, which lives where there is no OpenAPI"
+)]
 #[schema(as = ExecutionError)]
 pub struct ErrorBody {
     /// A stable word for programs.
@@ -106,7 +109,9 @@ impl Modify for KeyScheme {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let scheme = HttpBuilder::new()
             .scheme(HttpAuthScheme::Bearer)
-            .description(Some("An API key, as the first start printed it or `/openapi/apps/{id}/keys` made it"))
+            .description(Some(
+                "An API key, as the first start printed it or `/openapi/apps/{id}/keys` made it",
+            ))
             .build();
         if let Some(components) = &mut document.components {
             components.add_security_scheme("key", SecurityScheme::Http(scheme));
@@ -174,6 +179,9 @@ async fn method_not_allowed(method: Method, OriginalUri(uri): OriginalUri) -> Pr
     Problem::new(
         Kind::MethodNotAllowed,
         "request.method-not-allowed",
-        format!("{} does not know {method}; the header Allow names what it knows", uri.path()),
+        format!(
+            "{} does not know {method}; the header Allow names what it knows",
+            uri.path()
+        ),
     )
 }

@@ -74,7 +74,8 @@ pub async fn run_on(
             warn!(%error, "answers on a connection may be delayed");
         }
     });
-    let serving = axum::serve(listener, routes::router(state)).with_graceful_shutdown(shutdown.clone().cancelled_owned());
+    let serving = axum::serve(listener, routes::router(state))
+        .with_graceful_shutdown(shutdown.clone().cancelled_owned());
     let serving = async { serving.await.map_err(Error::Serve) };
     let served = tokio::select! {
         served = serving => served,
@@ -96,6 +97,8 @@ async fn declare_topology(config: &Config, ports: &Ports) {
         Err(error @ BrokerError::Unavailable(_)) => {
             warn!(error = %chain(&error), "the broker is away; jobs are accepted all the same");
         }
-        Err(error) => warn!(error = %chain(&error), "the broker's topology differs; wake-ups may not get through"),
+        Err(error) => {
+            warn!(error = %chain(&error), "the broker's topology differs; wake-ups may not get through")
+        }
     }
 }

@@ -56,8 +56,11 @@ impl ApiState {
         metrics: PrometheusHandle,
         closing: CancellationToken,
     ) -> Result<(Self, Background), crate::Error> {
-        let egress = EgressPolicy::new(&config.relay.allowed_networks, config.api.allow_loopback_callbacks)
-            .map_err(crate::Error::Networks)?;
+        let egress = EgressPolicy::new(
+            &config.relay.allowed_networks,
+            config.api.allow_loopback_callbacks,
+        )
+        .map_err(crate::Error::Networks)?;
         let names = Names::new(&config.broker.namespace);
         let background = Background {
             tasks: TaskTracker::new(),

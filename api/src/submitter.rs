@@ -2,7 +2,8 @@
 //! each; while it commits, the next group gathers. A request that is dropped changes nothing about its submission.
 
 use isocost_common::store::{
-    Store, StoreError, jobs::JobRow,
+    Store, StoreError,
+    jobs::JobRow,
     submission::{Admission, admit},
 };
 use metrics::{counter, histogram};

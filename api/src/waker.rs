@@ -84,7 +84,10 @@ impl Nudging {
         };
         let outcomes = self.broker.publish(vec![publication]).await;
         if outcomes != [PublishOutcome::Confirmed] {
-            debug!(?outcomes, "a wake-up did not get through; the leader looks by itself");
+            debug!(
+                ?outcomes,
+                "a wake-up did not get through; the leader looks by itself"
+            );
         }
     }
 }

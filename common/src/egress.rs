@@ -178,9 +178,11 @@ mod tests {
 
     #[test]
     fn a_network_is_permitted_when_the_operator_lists_it() {
-        let policy =
-            EgressPolicy::new(&["10.0.0.0/8".into(), "fd00::/8".into(), "192.168.1.9".into()], false)
-                .expect("valid");
+        let policy = EgressPolicy::new(
+            &["10.0.0.0/8".into(), "fd00::/8".into(), "192.168.1.9".into()],
+            false,
+        )
+        .expect("valid");
         assert!(permits(&policy, "10.255.0.1"));
         assert!(permits(&policy, "::ffff:10.0.0.1"));
         assert!(permits(&policy, "fd12::1"));

@@ -158,7 +158,10 @@ async fn admit(state: &ApiState, headers: &HeaderMap) -> Result<Caller, Problem>
             "key.invalid",
             "the API key is unknown, expired or revoked; send a valid one as `Authorization: Bearer <key>`",
         )
-        .with_header(header::WWW_AUTHENTICATE, r#"Bearer realm="isocost", error="invalid_token""#)
+        .with_header(
+            header::WWW_AUTHENTICATE,
+            r#"Bearer realm="isocost", error="invalid_token""#,
+        )
     })
 }
 

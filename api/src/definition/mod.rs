@@ -16,8 +16,8 @@ use isocost_common::{
     egress::EgressPolicy,
     id::{AppId, JobId},
     job::{
-        ConcurrencyPolicy, DEFAULT_PRIORITY, DEFAULT_TIMEOUT_MS, JobStatus, MAX_PRIORITY, Misfire, RetryPolicy,
-        Selector, Trigger, Window,
+        ConcurrencyPolicy, DEFAULT_PRIORITY, DEFAULT_TIMEOUT_MS, JobStatus, MAX_PRIORITY, Misfire,
+        RetryPolicy, Selector, Trigger, Window,
     },
     raw_json::RawJson,
     store::jobs::JobRow,
@@ -147,7 +147,9 @@ impl Definition {
             trigger,
             window,
             first_firing,
-            priority: priority.and_then(|p| u8::try_from(p).ok()).unwrap_or(DEFAULT_PRIORITY),
+            priority: priority
+                .and_then(|p| u8::try_from(p).ok())
+                .unwrap_or(DEFAULT_PRIORITY),
             timeout_ms: timeout_ms.unwrap_or(DEFAULT_TIMEOUT_MS),
             start_deadline_ms,
             retry,
@@ -213,7 +215,11 @@ impl Definition {
             id: job.id,
             next_trigger_time,
             status,
-            invalid_reason: if status == JobStatus::Invalid { job.invalid_reason.clone() } else { None },
+            invalid_reason: if status == JobStatus::Invalid {
+                job.invalid_reason.clone()
+            } else {
+                None
+            },
             version: job.version + 1,
             definition_version: job.definition_version + 1,
             client_request_id: job.client_request_id.clone(),
@@ -240,7 +246,10 @@ fn read_handler(value: &Value<'_>, findings: &mut Findings) -> Option<String> {
         .bytes()
         .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'));
     if !valid {
-        findings.push(value.error("handler.bad-name", "may have only the characters A-Z a-z 0-9 . _ -"));
+        findings.push(value.error(
+            "handler.bad-name",
+            "may have only the characters A-Z a-z 0-9 . _ -",
+        ));
         return None;
     }
     Some(handler)
@@ -250,7 +259,10 @@ fn read_handler(value: &Value<'_>, findings: &mut Findings) -> Option<String> {
 pub fn read_params(value: &Value<'_>, most: usize, findings: &mut Findings) -> Option<RawJson> {
     let text = value.raw().get();
     if text.len() > most {
-        let what = format!("may have at most {most} bytes (api.max_params_bytes), and have {}", text.len());
+        let what = format!(
+            "may have at most {most} bytes (api.max_params_bytes), and have {}",
+            text.len()
+        );
         findings.push(value.error("params.too-large", &what));
         return None;
     }
@@ -276,7 +288,11 @@ fn optional_integer(
 }
 
 /// Short texts by name.
-fn read_labels(object: &mut Object<'_>, name: &'static str, findings: &mut Findings) -> BTreeMap<String, String> {
+fn read_labels(
+    object: &mut Object<'_>,
+    name: &'static str,
+    findings: &mut Findings,
+) -> BTreeMap<String, String> {
     let Some(value) = object.take(name) else {
         return BTreeMap::new();
     };
@@ -297,7 +313,10 @@ fn read_labels(object: &mut Object<'_>, name: &'static str, findings: &mut Findi
         }
     }
     if read.len() > MAX_LABELS {
-        findings.push(value.error("label.too-many", &format!("may have at most {MAX_LABELS} entries")));
+        findings.push(value.error(
+            "label.too-many",
+            &format!("may have at most {MAX_LABELS} entries"),
+        ));
     }
     read
 }

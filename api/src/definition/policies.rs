@@ -2,7 +2,8 @@ use crate::input::{Findings, MAX_INTEGER, Object};
 use isocost_common::job::{Backoff, ConcurrencyPolicy, Misfire, MisfirePolicy, RetryPolicy};
 
 /// Words of `retry.backoff`.
-pub(super) const BACKOFFS: [(&str, Backoff); 2] = [("fixed", Backoff::Fixed), ("exponential", Backoff::Exponential)];
+pub(super) const BACKOFFS: [(&str, Backoff); 2] =
+    [("fixed", Backoff::Fixed), ("exponential", Backoff::Exponential)];
 /// Words of `misfire.policy`.
 pub(super) const MISFIRES: [(&str, MisfirePolicy); 3] = [
     ("fireOnce", MisfirePolicy::FireOnce),
@@ -18,7 +19,10 @@ pub(super) const CONCURRENCIES: [(&str, ConcurrencyPolicy); 3] = [
 
 pub(super) fn retry(object: &mut Object<'_>, findings: &mut Findings) -> RetryPolicy {
     let default = RetryPolicy::default();
-    let Some(mut fields) = object.take("retry").and_then(|value| Object::open(&value, findings)) else {
+    let Some(mut fields) = object
+        .take("retry")
+        .and_then(|value| Object::open(&value, findings))
+    else {
         return default;
     };
     let mut integer = |name, range, findings: &mut Findings| {
@@ -48,7 +52,10 @@ pub(super) fn retry(object: &mut Object<'_>, findings: &mut Findings) -> RetryPo
 
 pub(super) fn misfire(object: &mut Object<'_>, findings: &mut Findings) -> Misfire {
     let default = Misfire::default();
-    let Some(mut fields) = object.take("misfire").and_then(|value| Object::open(&value, findings)) else {
+    let Some(mut fields) = object
+        .take("misfire")
+        .and_then(|value| Object::open(&value, findings))
+    else {
         return default;
     };
     let policy = fields

@@ -65,7 +65,11 @@ impl JsonBody {
             check_type(headers)?;
         }
         let text = String::from_utf8(bytes.into()).map_err(|_| {
-            Problem::new(Kind::InvalidRequest, "json.malformed", "the body must be JSON in UTF-8")
+            Problem::new(
+                Kind::InvalidRequest,
+                "json.malformed",
+                "the body must be JSON in UTF-8",
+            )
         })?;
         if !text.is_empty() {
             check_json(&text)?;
@@ -91,7 +95,11 @@ impl JsonBody {
     /// [`Problem`] 400 for an empty body.
     pub fn required(&self) -> Result<&RawValue, Problem> {
         self.value().ok_or_else(|| {
-            Problem::new(Kind::InvalidRequest, "json.missing", "this request needs a JSON body")
+            Problem::new(
+                Kind::InvalidRequest,
+                "json.missing",
+                "this request needs a JSON body",
+            )
         })
     }
 }
@@ -110,7 +118,9 @@ fn too_large(most: usize) -> Problem {
     Problem::new(
         Kind::TooLarge,
         "body.too-large",
-        format!("the body may have at most {most} bytes (api.max_body_bytes; eight times as much for a batch)"),
+        format!(
+            "the body may have at most {most} bytes (api.max_body_bytes; eight times as much for a batch)"
+        ),
     )
 }
 
@@ -122,7 +132,11 @@ fn unreadable(error: axum::Error, most: usize) -> Problem {
         }
         source = cause.source();
     }
-    Problem::new(Kind::InvalidRequest, "body.incomplete", "the body ended before its announced length")
+    Problem::new(
+        Kind::InvalidRequest,
+        "body.incomplete",
+        "the body ended before its announced length",
+    )
 }
 
 fn check_type(headers: &HeaderMap) -> Result<(), Problem> {
@@ -130,7 +144,12 @@ fn check_type(headers: &HeaderMap) -> Result<(), Problem> {
         .get(header::CONTENT_TYPE)
         .and_then(|value| value.to_str().ok())
         .unwrap_or_default();
-    let essence = named.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let essence = named
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_ascii_lowercase();
     let subtype = essence.strip_prefix("application/");
     if subtype.is_some_and(|subtype| subtype == "json" || subtype.ends_with("+json")) {
         return Ok(());
@@ -145,7 +164,11 @@ fn check_type(headers: &HeaderMap) -> Result<(), Problem> {
 /// Syntax and depth. Depth is bounded by a scan, because what follows recurses.
 fn check_json(text: &str) -> Result<(), Problem> {
     serde_json::from_str::<&RawValue>(text).map_err(|error| {
-        Problem::new(Kind::InvalidRequest, "json.malformed", format!("the body is not valid JSON: {error}"))
+        Problem::new(
+            Kind::InvalidRequest,
+            "json.malformed",
+            format!("the body is not valid JSON: {error}"),
+        )
     })?;
     if depth(text) > super::MAX_DEPTH {
         return Err(Problem::new(

@@ -76,7 +76,10 @@ mod tests {
     fn null_removes_and_the_trigger_is_replaced_whole() {
         let target = r#"{"trigger":{"type":"cron","expr":"x"},"labels":{"a":"1","b":"2"}}"#;
         assert_eq!(
-            patched(target, r#"{"trigger":{"type":"manual"},"labels":{"a":null},"gone":null}"#),
+            patched(
+                target,
+                r#"{"trigger":{"type":"manual"},"labels":{"a":null},"gone":null}"#
+            ),
             r#"{"trigger":{"type":"manual"},"labels":{"b":"2"}}"#
         );
     }

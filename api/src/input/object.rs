@@ -21,7 +21,10 @@ impl<'a> Object<'a> {
         let members = match members(value.raw()) {
             Ok(members) => members.into_iter().map(|(name, raw)| (name, Some(raw))).collect(),
             Err(error) => {
-                findings.push(value.error("json.malformed", &format!("has a name that is not valid: {error}")));
+                findings.push(value.error(
+                    "json.malformed",
+                    &format!("has a name that is not valid: {error}"),
+                ));
                 return None;
             }
         };
@@ -76,7 +79,11 @@ impl<'a> Object<'a> {
                     Some(meant) => format!("did you mean `{meant}`?"),
                     None => format!("known are {}", self.known.join(", ")),
                 };
-                findings.push(self.error_at(&shown, "field.unknown", format!("`{shown}` is not a known field: {hint}")));
+                findings.push(self.error_at(
+                    &shown,
+                    "field.unknown",
+                    format!("`{shown}` is not a known field: {hint}"),
+                ));
             }
         }
     }

@@ -20,10 +20,14 @@ impl<T: FromStr + Display> PageRequest<T> {
     /// Takes `pageSize` and `pageToken`. `list` names the list, so that the token of another one is refused.
     pub fn take(query: &mut QueryText, list: &str) -> Self {
         let size = query.integer("pageSize", 1..=MAX_SIZE).unwrap_or(DEFAULT_SIZE);
-        let before = query.parsed("pageToken", "the nextPageToken of this list, unchanged", |token| {
-            let text = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(token).ok()?).ok()?;
-            text.strip_prefix(list)?.strip_prefix(':')?.parse().ok()
-        });
+        let before = query.parsed(
+            "pageToken",
+            "the nextPageToken of this list, unchanged",
+            |token| {
+                let text = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(token).ok()?).ok()?;
+                text.strip_prefix(list)?.strip_prefix(':')?.parse().ok()
+            },
+        );
         Self { size, before }
     }
 

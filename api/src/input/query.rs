@@ -18,7 +18,9 @@ impl<S: Send + Sync> FromRequestParts<S> for QueryText {
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, Infallible> {
         let query = parts.uri.query().unwrap_or_default();
         Ok(Self {
-            pairs: url::form_urlencoded::parse(query.as_bytes()).into_owned().collect(),
+            pairs: url::form_urlencoded::parse(query.as_bytes())
+                .into_owned()
+                .collect(),
             ..Self::default()
         })
     }
@@ -37,7 +39,11 @@ impl QueryText {
             !taken
         });
         if texts.len() > 1 {
-            self.refuse(name, "parameter.repeated", &format!("{name} is given more than once; give it once"));
+            self.refuse(
+                name,
+                "parameter.repeated",
+                &format!("{name} is given more than once; give it once"),
+            );
         }
         texts.pop()
     }
@@ -72,9 +78,11 @@ impl QueryText {
 
     /// An instant.
     pub fn instant(&mut self, name: &'static str) -> Option<EpochMillis> {
-        self.parsed(name, "an RFC 3339 instant, such as 2026-12-01T00:00:00.000Z", |text| {
-            EpochMillis::parse_rfc3339(text).ok()
-        })
+        self.parsed(
+            name,
+            "an RFC 3339 instant, such as 2026-12-01T00:00:00.000Z",
+            |text| EpochMillis::parse_rfc3339(text).ok(),
+        )
     }
 
     /// `true` or `false`.
@@ -99,7 +107,11 @@ impl QueryText {
                 None if self.known.is_empty() => "none is known here".to_owned(),
                 None => format!("known are {}", self.known.join(", ")),
             };
-            self.refuse(&shown, "parameter.unknown", &format!("`{shown}` is not a known parameter: {hint}"));
+            self.refuse(
+                &shown,
+                "parameter.unknown",
+                &format!("`{shown}` is not a known parameter: {hint}"),
+            );
         }
         self.findings.into_result(Some(()))
     }

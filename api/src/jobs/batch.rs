@@ -69,7 +69,11 @@ pub async fn submit_batch(
             Err(problem) => verdicts.push(Some(problem)),
         }
     }
-    let stored = if valid.is_empty() { Vec::new() } else { store(&state, valid, arrival).await? };
+    let stored = if valid.is_empty() {
+        Vec::new()
+    } else {
+        store(&state, valid, arrival).await?
+    };
     Ok(Json(answer(verdicts, stored)))
 }
 

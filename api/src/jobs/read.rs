@@ -100,8 +100,13 @@ async fn waiting_reason(state: &ApiState, job: &JobRow, activity: &Activity) -> 
     let now = state.store().now();
     let open = activity.last.as_ref().filter(|last| !last.status.is_terminal());
     match open.map(|last| (last.status, last)) {
-        Some((ExecutionStatus::Scheduled, last)) => Some(format!("it waits until {} before it starts again", last.not_before)),
-        Some((ExecutionStatus::Blocked, _)) => Some("an earlier execution under the same concurrency rule is still open".into()),
+        Some((ExecutionStatus::Scheduled, last)) => Some(format!(
+            "it waits until {} before it starts again",
+            last.not_before
+        )),
+        Some((ExecutionStatus::Blocked, _)) => {
+            Some("an earlier execution under the same concurrency rule is still open".into())
+        }
         Some((ExecutionStatus::Pending, _)) => Some(no_worker(state, job).await),
         Some(_) => None,
         None if job.next_trigger_time.is_some_and(|next| next <= now) => {

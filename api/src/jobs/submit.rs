@@ -79,7 +79,11 @@ pub async fn submit(
     let answers = store(&state, vec![prepared], arrival).await?;
     let submitted = answers.into_iter().next().ok_or_else(Problem::internal)??;
     let location = HeaderValue::try_from(format!("/openapi/jobs/{}", submitted.job_id));
-    let status = if submitted.replayed { StatusCode::OK } else { StatusCode::ACCEPTED };
+    let status = if submitted.replayed {
+        StatusCode::OK
+    } else {
+        StatusCode::ACCEPTED
+    };
     let mut response = (status, Json(submitted)).into_response();
     if let Ok(location) = location {
         response.headers_mut().insert(header::LOCATION, location);
@@ -135,7 +139,9 @@ fn first_firings(job: &JobRow) -> Vec<EpochMillis> {
         end_at: job.end_at,
     };
     let following = |last: &EpochMillis| job.trigger.next_firing(*last, window).ok().flatten();
-    std::iter::successors(job.next_trigger_time, following).take(5).collect()
+    std::iter::successors(job.next_trigger_time, following)
+        .take(5)
+        .collect()
 }
 
 /// The key of the header, if it has one.
@@ -202,15 +208,23 @@ fn two_keys(in_header: &str) -> Problem {
     let mut findings = Findings::default();
     // Checks the header's text by the rules of the field, so that only the difference is left to name.
     if let Ok(raw) = serde_json::value::to_raw_value(in_header) {
-        let _ = read_key(&Value::new(&raw, "/clientRequestId".into(), "clientRequestId"), &mut findings);
+        let _ = read_key(
+            &Value::new(&raw, "/clientRequestId".into(), "clientRequestId"),
+            &mut findings,
+        );
     }
     findings.push(FieldError {
         pointer: Some("/clientRequestId".into()),
         field: "clientRequestId".into(),
         code: Cow::Borrowed("key.two-values"),
-        message: "clientRequestId and the header Idempotency-Key are different; send one of them, or both the same".into(),
+        message:
+            "clientRequestId and the header Idempotency-Key are different; send one of them, or both the same"
+                .into(),
     });
-    findings.into_result::<()>(None).err().unwrap_or_else(Problem::internal)
+    findings
+        .into_result::<()>(None)
+        .err()
+        .unwrap_or_else(Problem::internal)
 }
 
 /// Stores jobs and turns each admission into its answer.
@@ -284,8 +298,14 @@ async fn current_status(state: &ApiState, holder: &KeyHolder) -> Result<JobStatu
     }
     let mut connection = state.store().reader().await?;
     let activity = listing::activity(&mut connection, &[holder.id], false).await?;
-    let runs = activity.get(&holder.id).is_some_and(|activity| activity.running > 0);
-    Ok(if runs { JobStatus::Running } else { JobStatus::Waiting })
+    let runs = activity
+        .get(&holder.id)
+        .is_some_and(|activity| activity.running > 0);
+    Ok(if runs {
+        JobStatus::Running
+    } else {
+        JobStatus::Waiting
+    })
 }
 
 fn no_such_parent() -> Problem {

@@ -142,7 +142,11 @@ impl ExecutionSummary {
             status: row.status.api_name(),
             attempt: row.attempt,
             scheduled_time: row.scheduled_time,
-            result: if row.status.is_terminal() { row.result.clone() } else { None },
+            result: if row.status.is_terminal() {
+                row.result.clone()
+            } else {
+                None
+            },
             error: row.error.clone(),
             started_at: row.started_at,
             finished_at: row.finished_at,

@@ -264,7 +264,9 @@ pub async fn set_limits(connection: &mut Connection, app: &App) -> Result<bool, 
 /// [`StoreError`] of the database.
 pub async fn list(connection: &mut Connection) -> Result<Vec<App>, StoreError> {
     let sql = format!("select {APP_COLUMNS} from app order by created_at, id");
-    let rows = sqlx::query(sqlx::AssertSqlSafe(sql)).fetch_all(connection).await?;
+    let rows = sqlx::query(sqlx::AssertSqlSafe(sql))
+        .fetch_all(connection)
+        .await?;
     rows.iter().map(|row| read_app(&Row(row))).collect()
 }
 
@@ -356,14 +358,13 @@ pub async fn revoke_key(
     id: ApiKeyId,
     now: EpochMillis,
 ) -> Result<bool, StoreError> {
-    let changed = sqlx::query(
-        "update api_key set revoked_at = coalesce(revoked_at, ?) where app_id = ? and id = ?",
-    )
-    .bind(now.0)
-    .bind(app.to_string())
-    .bind(id.to_string())
-    .execute(connection)
-    .await?;
+    let changed =
+        sqlx::query("update api_key set revoked_at = coalesce(revoked_at, ?) where app_id = ? and id = ?")
+            .bind(now.0)
+            .bind(app.to_string())
+            .bind(id.to_string())
+            .execute(connection)
+            .await?;
     Ok(changed.rows_affected() > 0)
 }
 
@@ -393,7 +394,11 @@ fn read_key(row: &Row<'_>) -> Result<ApiKey, StoreError> {
         app: row.parsed("key_app_id")?,
         name: row.text("key_name")?,
         // A scope that a newer version wrote is unknown here and allows nothing.
-        scopes: row.text("scopes")?.split(',').filter_map(Scope::from_name).collect(),
+        scopes: row
+            .text("scopes")?
+            .split(',')
+            .filter_map(Scope::from_name)
+            .collect(),
         created_at: row.instant("key_created_at")?,
         expires_at: row.opt_instant("expires_at")?,
         revoked_at: row.opt_instant("revoked_at")?,

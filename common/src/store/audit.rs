@@ -28,14 +28,16 @@ pub struct AuditEntry {
 /// # Errors
 /// [`StoreError`] of the database.
 pub async fn append(connection: &mut Connection, entry: &AuditEntry) -> Result<(), StoreError> {
-    sqlx::query("insert into audit (at, app_id, api_key_id, action, object, detail) values (?, ?, ?, ?, ?, ?)")
-        .bind(entry.at.0)
-        .bind(entry.app.to_string())
-        .bind(entry.key.to_string())
-        .bind(entry.action)
-        .bind(entry.object.clone())
-        .bind(entry.detail.clone())
-        .execute(connection)
-        .await?;
+    sqlx::query(
+        "insert into audit (at, app_id, api_key_id, action, object, detail) values (?, ?, ?, ?, ?, ?)",
+    )
+    .bind(entry.at.0)
+    .bind(entry.app.to_string())
+    .bind(entry.key.to_string())
+    .bind(entry.action)
+    .bind(entry.object.clone())
+    .bind(entry.detail.clone())
+    .execute(connection)
+    .await?;
     Ok(())
 }

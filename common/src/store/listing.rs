@@ -3,12 +3,15 @@
 //! Every list goes by (id) backwards from a given one: ids sort by creation, so a page costs the same however far back
 //! it lies. Bulky columns (params, results) are left out of lists.
 
-use super::{CHUNK, Connection, Row, StoreError, executions, executions::ExecutionRow, jobs, jobs::JobRow, placeholders};
+use super::{
+    CHUNK, Connection, Row, StoreError, executions, executions::ExecutionRow, jobs, jobs::JobRow,
+    placeholders,
+};
 use crate::{
     execution::ExecutionStatus,
     id::{AppId, ExecutionId, JobId, WorkerId},
     job::{JobStatus, Selector},
-    message::{HandlerLoad, LogLevel},
+    message::HandlerLoad,
     time::EpochMillis,
 };
 use sqlx::{AssertSqlSafe, any::AnyRow};
@@ -103,7 +106,8 @@ impl Conditions {
 }
 
 /// Jobs that were derived as running: they hold an execution that a worker owns.
-const RUNNING_JOBS: &str = "select job_id from job_execution where job_execution.app_id = ? and job_execution.status in (3, 4)";
+const RUNNING_JOBS: &str =
+    "select job_id from job_execution where job_execution.app_id = ? and job_execution.status in (3, 4)";
 
 /// A page of jobs, newest first, without their params (`null` stands there). `before` is the last one of the page
 /// before.
@@ -121,7 +125,11 @@ pub async fn jobs(
     match filter.status {
         Some(status @ (JobStatus::Running | JobStatus::Waiting)) => {
             conditions.and("job_info.status = ?", [Value::Int(JobStatus::Waiting.code())]);
-            let is = if status == JobStatus::Running { "in" } else { "not in" };
+            let is = if status == JobStatus::Running {
+                "in"
+            } else {
+                "not in"
+            };
             conditions.and(&format!("job_info.id {is} ({RUNNING_JOBS})"), [app()]);
         }
         Some(status) => conditions.and("job_info.status = ?", [Value::Int(status.code())]),
@@ -168,7 +176,10 @@ pub async fn executions(
     }
     if !filter.statuses.is_empty() {
         conditions.and(
-            &format!("job_execution.status in ({})", placeholders(filter.statuses.len(), 0)),
+            &format!(
+                "job_execution.status in ({})",
+                placeholders(filter.statuses.len(), 0)
+            ),
             filter.statuses.iter().map(|status| Value::Int(status.code())),
         );
     }
@@ -210,7 +221,11 @@ fn light_columns() -> String {
 /// The smallest id that a UUIDv7 made at this instant may have, as text.
 fn id_at(instant: EpochMillis) -> String {
     let millis = u64::try_from(instant.0).unwrap_or(0);
-    let timestamp = Timestamp::from_unix(ContextV7::new(), millis / 1_000, u32::try_from(millis % 1_000 * 1_000_000).unwrap_or(0));
+    let timestamp = Timestamp::from_unix(
+        ContextV7::new(),
+        millis / 1_000,
+        u32::try_from(millis % 1_000 * 1_000_000).unwrap_or(0),
+    );
     let mut bytes = Uuid::new_v7(timestamp).into_bytes();
     bytes[6..].fill(0);
     Uuid::from_bytes(bytes).to_string()
@@ -281,7 +296,10 @@ async fn fetch_for(
 ///
 /// # Errors
 /// [`StoreError`] of the database.
-pub async fn counts(connection: &mut Connection, job: JobId) -> Result<Vec<(ExecutionStatus, i64)>, StoreError> {
+pub async fn counts(
+    connection: &mut Connection,
+    job: JobId,
+) -> Result<Vec<(ExecutionStatus, i64)>, StoreError> {
     let rows = sqlx::query(
         "select status, count(*) as executions
            from (select status from job_execution where job_id = ? order by id desc limit ?) newest
@@ -298,61 +316,6 @@ pub async fn counts(connection: &mut Connection, job: JobId) -> Result<Vec<(Exec
                 row.coded("status", ExecutionStatus::from_code)?,
                 row.int("executions")?,
             ))
-        })
-        .collect()
-}
-
-/// A line that a handler logged, with its place in the order of arrival.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoredLine {
-    /// Grows with arrival.
-    pub seq: i64,
-    /// Of which start.
-    pub attempt: u32,
-    /// Number within the attempt.
-    pub line: u32,
-    /// When.
-    pub at: EpochMillis,
-    /// How serious.
-    pub level: LogLevel,
-    /// What.
-    pub message: String,
-}
-
-/// The lines of an execution that arrived after `after`, in order of arrival.
-///
-/// # Errors
-/// [`StoreError`] of the database.
-pub async fn log_lines(
-    connection: &mut Connection,
-    execution: ExecutionId,
-    after: i64,
-    limit: i64,
-) -> Result<Vec<StoredLine>, StoreError> {
-    let rows = sqlx::query(
-        "select seq, attempt, line, at, level, message from execution_log_line
-          where execution_id = ? and seq > ? order by seq limit ?",
-    )
-    .bind(execution.to_string())
-    .bind(after)
-    .bind(limit)
-    .fetch_all(connection)
-    .await?;
-    rows.iter()
-        .map(|row| {
-            let row = Row(row);
-            Ok(StoredLine {
-                seq: row.int("seq")?,
-                attempt: row.number("attempt")?,
-                line: row.number("line")?,
-                at: row.instant("at")?,
-                level: match row.int("level")? {
-                    0 => LogLevel::Info,
-                    1 => LogLevel::Warn,
-                    _ => LogLevel::Error,
-                },
-                message: row.text("message")?,
-            })
         })
         .collect()
 }
@@ -478,7 +441,10 @@ pub async fn workers(connection: &mut Connection, since: EpochMillis) -> Result<
     .bind(since.0)
     .fetch_all(connection)
     .await?;
-    let mut workers: Vec<WorkerView> = rows.iter().map(|row| read_worker(&Row(row))).collect::<Result<_, _>>()?;
+    let mut workers: Vec<WorkerView> = rows
+        .iter()
+        .map(|row| read_worker(&Row(row)))
+        .collect::<Result<_, _>>()?;
     workers.dedup_by(|later, first| later.worker == first.worker);
     Ok(workers)
 }

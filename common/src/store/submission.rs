@@ -107,7 +107,9 @@ pub async fn admit(store: &Store, jobs: &[JobRow]) -> Result<Vec<Admission>, Sto
                 let holders = holders(store, &wanted).await?;
                 order.retain(|index| {
                     let job = &jobs[*index];
-                    let holder = holders.get(&Key::of(job)).or_else(|| holders.get(&Key::Id(job.id)));
+                    let holder = holders
+                        .get(&Key::of(job))
+                        .or_else(|| holders.get(&Key::Id(job.id)));
                     admissions[*index] = holder.cloned().map(|holder| holder.judge(job));
                     holder.is_none()
                 });
@@ -296,7 +298,11 @@ async fn collect_holders(
     keys: &[String],
     found: &mut HashMap<Key, KeyHolder>,
 ) -> Result<(), StoreError> {
-    let filter = if app.is_some() { "app_id = ? and client_request_hash" } else { "id" };
+    let filter = if app.is_some() {
+        "app_id = ? and client_request_hash"
+    } else {
+        "id"
+    };
     for chunk in keys.chunks(CHUNK) {
         let sql = format!(
             "select id, app_id, client_request_hash, content_hash, status, next_trigger_time
