@@ -61,7 +61,8 @@ pub struct ExecutionRow {
     pub scheduled_time: EpochMillis,
     /// Its part of a sharded firing, from 0.
     pub shard: u32,
-    /// Empty for a firing of the schedule; else what tells this run from others of the same instant.
+    /// Empty for a firing of the schedule; else what tells this run from others of the same instant. Never ends in a
+    /// blank: MySQL passes over trailing blanks when it compares.
     pub trigger_key: String,
     /// What made it.
     pub trigger_kind: TriggerKind,

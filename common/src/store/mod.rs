@@ -26,7 +26,7 @@ pub mod transitions;
 
 pub use dialect::Dialect;
 pub use error::StoreError;
-pub use sql::{BulkUpdate, Row, placeholders};
+pub use sql::{AnyQuery, BulkUpdate, Row, placeholders};
 pub use transaction::Tx;
 
 use crate::time::{Clock, EpochMillis};

@@ -1,3 +1,8 @@
 //! What the store promises on each database. Every case runs on SQLite and on MariaDB or MySQL.
 
+mod bulk;
+mod epoch;
+mod errors;
 mod rows;
+mod schema;
+mod transactions;
