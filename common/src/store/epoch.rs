@@ -10,19 +10,21 @@ use sqlx::AssertSqlSafe;
 pub async fn begin(store: &Store, holder: &str) -> Result<i64, StoreError> {
     let now = store.now();
     store
-        .transact(async |tx| {
+        .transact(|| async {
+            let mut tx = store.begin().await?;
             let sql = format!(
                 "select epoch from leader_epoch where id = 1{}",
                 tx.dialect().for_update()
             );
-            let row = sqlx::query(AssertSqlSafe(sql)).fetch_one(&mut **tx).await?;
+            let row = sqlx::query(AssertSqlSafe(sql)).fetch_one(&mut *tx).await?;
             let epoch = Row(&row).int("epoch")? + 1;
             sqlx::query("update leader_epoch set epoch = ?, holder = ?, taken_at = ? where id = 1")
                 .bind(epoch)
                 .bind(holder)
                 .bind(now.0)
-                .execute(&mut **tx)
+                .execute(&mut *tx)
                 .await?;
+            tx.commit().await?;
             Ok(epoch)
         })
         .await

@@ -174,17 +174,31 @@ impl Store {
         Tx::begin(&self.write, self.dialect).await
     }
 
-    /// Runs `work` in a transaction and commits it; after a deadlock or a lock-wait timeout the whole of it runs
-    /// again, at most five times. `work` must have no effect outside the database.
+    /// Runs a transaction, and after a deadlock or a lock-wait timeout the whole of it again, at most five times.
+    /// `work` begins and commits it, and has no effect outside the database:
+    ///
+    /// ```text
+    /// store
+    ///     .transact(|| async {
+    ///         let mut tx = store.begin().await?;
+    ///         epoch::guard(&mut tx, mine).await?;
+    ///         …
+    ///         tx.commit().await
+    ///     })
+    ///     .await
+    /// ```
+    ///
+    /// (It is not handed the transaction, because the compiler cannot show that the future of an `async |tx|` closure is
+    /// `Send`, and then none of its callers could be spawned.)
     ///
     /// # Errors
     /// Whatever `work` returns; [`StoreError::UnknownCommit`] when the answer to the commit was lost: re-read by key,
     /// never guess.
-    pub async fn transact<T, W>(&self, work: W) -> Result<T, StoreError>
+    pub async fn transact<T, F>(&self, work: impl Fn() -> F) -> Result<T, StoreError>
     where
-        W: AsyncFn(&mut Tx) -> Result<T, StoreError>,
+        F: Future<Output = Result<T, StoreError>>,
     {
-        transaction::run(self, &work).await
+        transaction::rerun(work).await
     }
 
     /// A connection for reading outside a transaction.

@@ -1,6 +1,7 @@
 //! Transactions: begun with the right lock, rerun after a deadlock, and honest about a commit whose answer was lost.
 
-use super::{Dialect, Store, StoreError};
+use super::{Dialect, StoreError};
+use crate::error_chain::chain;
 use sqlx::{Any, AnyConnection, AnyPool, Transaction};
 use std::{
     ops::{Deref, DerefMut},
@@ -58,31 +59,19 @@ impl DerefMut for Tx {
     }
 }
 
-pub(super) async fn run<T, W>(store: &Store, work: &W) -> Result<T, StoreError>
+pub(super) async fn rerun<T, F>(work: impl Fn() -> F) -> Result<T, StoreError>
 where
-    W: AsyncFn(&mut Tx) -> Result<T, StoreError>,
+    F: Future<Output = Result<T, StoreError>>,
 {
     let mut runs = 1;
     loop {
-        let failed = match attempt(store, work).await {
+        let failed = match work().await {
             Err(error @ StoreError::Retryable(_)) if runs < MAX_RUNS => error,
             other => return other,
         };
-        debug!(error = %failed, runs, "running a transaction again");
-        tokio::time::sleep(Duration::from_millis(rand::random_range(
-            1..=10 * u64::from(runs),
-        )))
-        .await;
+        debug!(error = %chain(&failed), runs, "running a transaction again");
+        let pause = rand::random_range(1..=10 * u64::from(runs));
+        tokio::time::sleep(Duration::from_millis(pause)).await;
         runs += 1;
     }
-}
-
-async fn attempt<T, W>(store: &Store, work: &W) -> Result<T, StoreError>
-where
-    W: AsyncFn(&mut Tx) -> Result<T, StoreError>,
-{
-    let mut tx = store.begin().await?;
-    let value = work(&mut tx).await?;
-    tx.commit().await?;
-    Ok(value)
 }

@@ -129,9 +129,11 @@ pub fn execution(job: &JobRow, status: ExecutionStatus) -> ExecutionRow {
 /// [`StoreError`] of the database.
 pub async fn insert(store: &Store, jobs: &[JobRow], executions: &[ExecutionRow]) -> Result<(), StoreError> {
     store
-        .transact(async |tx| {
-            jobs::insert_many(tx, jobs).await?;
-            executions::insert_many(tx, executions).await
+        .transact(|| async {
+            let mut tx = store.begin().await?;
+            jobs::insert_many(&mut tx, jobs).await?;
+            executions::insert_many(&mut tx, executions).await?;
+            tx.commit().await
         })
         .await
 }

@@ -150,9 +150,11 @@ pub(crate) fn blocked(job: &JobRow, rank_time: i64) -> ExecutionRow {
 /// Stores jobs and executions.
 pub(crate) async fn insert(store: &Store, jobs: &[JobRow], rows: &[ExecutionRow]) -> anyhow::Result<()> {
     store
-        .transact(async |tx| {
-            jobs::insert_many(tx, jobs).await?;
-            executions::insert_many(tx, rows).await
+        .transact(|| async {
+            let mut tx = store.begin().await?;
+            jobs::insert_many(&mut tx, jobs).await?;
+            executions::insert_many(&mut tx, rows).await?;
+            tx.commit().await
         })
         .await?;
     Ok(())
@@ -178,8 +180,9 @@ pub(crate) fn failure() -> Outcome {
 pub(crate) async fn finish(store: &Store, ends: &[(&ExecutionRow, Outcome)]) -> anyhow::Result<Applied> {
     let ids: Vec<_> = ends.iter().map(|(row, _)| row.id).collect();
     let applied = store
-        .transact(async |tx| {
-            let locked = transitions::lock(tx, &ids).await?;
+        .transact(|| async {
+            let mut tx = store.begin().await?;
+            let locked = transitions::lock(&mut tx, &ids).await?;
             let changes: Vec<Change> = locked
                 .into_iter()
                 .map(|before| {
@@ -187,7 +190,9 @@ pub(crate) async fn finish(store: &Store, ends: &[(&ExecutionRow, Outcome)]) -> 
                     ended(before, outcome)
                 })
                 .collect();
-            transitions::apply(tx, &changes).await
+            let done = transitions::apply(&mut tx, &changes).await?;
+            tx.commit().await?;
+            Ok(done)
         })
         .await?;
     Ok(applied)

@@ -240,9 +240,12 @@ async fn the_slot_goes_to_the_blocked_execution_with_the_lowest_rank_and_then_ba
         )
         .await?;
         store
-            .transact(async |tx| {
+            .transact(|| async {
+                let mut tx = store.begin().await?;
                 let dialect = tx.dialect();
-                slots::try_take(tx, dialect, &key, 1).await
+                let done = slots::try_take(&mut tx, dialect, &key, 1).await?;
+                tx.commit().await?;
+                Ok(done)
             })
             .await?;
         let applied = finish(store, &[(&holder, success())]).await?;
@@ -270,13 +273,16 @@ async fn the_slot_goes_to_the_blocked_execution_with_the_lowest_rank_and_then_ba
 
 async fn cancel(store: &isocost_common::store::Store, row: &ExecutionRow) -> anyhow::Result<()> {
     store
-        .transact(async |tx| {
-            let before = transitions::lock(tx, &[row.id]).await?.remove(0);
+        .transact(|| async {
+            let mut tx = store.begin().await?;
+            let before = transitions::lock(&mut tx, &[row.id]).await?.remove(0);
             let step = before
                 .status
                 .after(&ExecutionEvent::CancelRequested, before.facts())
                 .expect("legal");
-            transitions::apply(tx, &[waiting_change(before, step)]).await
+            let done = transitions::apply(&mut tx, &[waiting_change(before, step)]).await?;
+            tx.commit().await?;
+            Ok(done)
         })
         .await?;
     Ok(())
@@ -527,7 +533,12 @@ async fn a_change_decided_on_a_row_that_moved_on_is_refused_whole() -> anyhow::R
             ..row.clone()
         };
         let refused = store
-            .transact(async |tx| transitions::apply(tx, &[ended(outdated.clone(), &success())]).await)
+            .transact(|| async {
+                let mut tx = store.begin().await?;
+                let done = transitions::apply(&mut tx, &[ended(outdated.clone(), &success())]).await?;
+                tx.commit().await?;
+                Ok(done)
+            })
             .await;
         assert!(matches!(refused, Err(StoreError::Corrupt(_))));
         assert_eq!(execution_now(store, &row).await?, row);

@@ -43,17 +43,20 @@ struct Placed<'a> {
 
 async fn place(store: &TestStore, update: &BulkUpdate<'_>, placed: &[Placed<'_>]) -> Result<u64> {
     let changed = store
-        .transact(async |tx| {
+        .transact(|| async {
+            let mut tx = store.begin().await?;
             let dialect = tx.dialect();
-            update
-                .execute(tx, dialect, placed, |query, placed| {
+            let done = update
+                .execute(&mut tx, dialect, placed, |query, placed| {
                     query
                         .bind(placed.row.id.to_string())
                         .bind(placed.dispatch_seq)
                         .bind(placed.worker.map(str::to_owned))
                         .bind(placed.not_after)
                 })
-                .await
+                .await?;
+            tx.commit().await?;
+            Ok(done)
         })
         .await?;
     Ok(changed)
@@ -199,22 +202,25 @@ async fn nulls_are_written(store: &TestStore) -> Result<()> {
     let next = [None, Some(17_i64), None];
     let rows: Vec<(&JobRow, Option<i64>)> = jobs.iter().zip(next).collect();
     let changed = store
-        .transact(async |tx| {
+        .transact(|| async {
+            let mut tx = store.begin().await?;
             let dialect = tx.dialect();
-            BulkUpdate {
+            let done = BulkUpdate {
                 table: "job_info",
                 columns: &["id", "next_trigger_time", "invalid_reason", "version"],
                 set: "status = 7",
                 guard: "job_info.version = v.version - 1",
             }
-            .execute(tx, dialect, &rows, |query, (job, next)| {
+            .execute(&mut tx, dialect, &rows, |query, (job, next)| {
                 query
                     .bind(job.id.to_string())
                     .bind(*next)
                     .bind(next.map(|_| "a reason".to_owned()))
                     .bind(job.version + 1)
             })
-            .await
+            .await?;
+            tx.commit().await?;
+            Ok(done)
         })
         .await?;
     ensure!(changed == 3);

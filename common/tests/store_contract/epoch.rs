@@ -33,15 +33,33 @@ async fn epochs_grow_by_one(store: &TestStore) -> Result<()> {
 
 async fn the_guard_lets_the_current_leader_pass(store: &TestStore) -> Result<()> {
     let mine = epoch::begin(store, "me").await?;
-    store.transact(async |tx| epoch::guard(tx, mine).await).await?;
-    store.transact(async |tx| epoch::guard(tx, mine).await).await?;
+    store
+        .transact(|| async {
+            let mut tx = store.begin().await?;
+            epoch::guard(&mut tx, mine).await?;
+            tx.commit().await
+        })
+        .await?;
+    store
+        .transact(|| async {
+            let mut tx = store.begin().await?;
+            epoch::guard(&mut tx, mine).await?;
+            tx.commit().await
+        })
+        .await?;
     Ok(())
 }
 
 async fn the_guard_refuses_an_older_leader(store: &TestStore) -> Result<()> {
     let old = epoch::begin(store, "old").await?;
     let new = epoch::begin(store, "new").await?;
-    let refused = store.transact(async |tx| epoch::guard(tx, old).await).await;
+    let refused = store
+        .transact(|| async {
+            let mut tx = store.begin().await?;
+            epoch::guard(&mut tx, old).await?;
+            tx.commit().await
+        })
+        .await;
     ensure!(
         matches!(refused, Err(StoreError::StaleEpoch { mine, current }) if mine == old && current == new),
         "{refused:?}"
@@ -54,9 +72,11 @@ async fn a_refused_transaction_leaves_nothing_behind(store: &TestStore) -> Resul
     epoch::begin(store, "new").await?;
     let row = given::execution(&given::job(), ExecutionStatus::Pending);
     let refused = store
-        .transact(async |tx| {
-            executions::insert_many(tx, std::slice::from_ref(&row)).await?;
-            epoch::guard(tx, old).await
+        .transact(|| async {
+            let mut tx = store.begin().await?;
+            executions::insert_many(&mut tx, std::slice::from_ref(&row)).await?;
+            epoch::guard(&mut tx, old).await?;
+            tx.commit().await
         })
         .await;
     ensure!(refused.is_err());
@@ -101,7 +121,13 @@ async fn transactions_of_one_leader_do_not_wait_for_each_other(store: &TestStore
     if store.dialect() == isocost_common::store::Dialect::Sqlite {
         // One writer at a time: what is promised is that the second simply follows the first.
         for _ in 0..2 {
-            store.transact(async |tx| epoch::guard(tx, mine).await).await?;
+            store
+                .transact(|| async {
+                    let mut tx = store.begin().await?;
+                    epoch::guard(&mut tx, mine).await?;
+                    tx.commit().await
+                })
+                .await?;
         }
         return Ok(());
     }

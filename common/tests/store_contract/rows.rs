@@ -375,9 +375,11 @@ async fn the_log_keeps_its_order_within_one_instant(store: &TestStore) -> Result
         .collect();
     let of_job = entry(None, 0);
     store
-        .transact(async |tx| {
-            job_log::append(tx, std::slice::from_ref(&of_job)).await?;
-            job_log::append(tx, &written).await
+        .transact(|| async {
+            let mut tx = store.begin().await?;
+            job_log::append(&mut tx, std::slice::from_ref(&of_job)).await?;
+            job_log::append(&mut tx, &written).await?;
+            tx.commit().await
         })
         .await?;
     let mut reader = store.reader().await?;
@@ -400,7 +402,11 @@ async fn a_long_log_message_is_cut_at_a_character(store: &TestStore) -> Result<(
         at: PLANNED,
     };
     store
-        .transact(async |tx| job_log::append(tx, std::slice::from_ref(&entry)).await)
+        .transact(|| async {
+            let mut tx = store.begin().await?;
+            job_log::append(&mut tx, std::slice::from_ref(&entry)).await?;
+            tx.commit().await
+        })
         .await?;
     let mut reader = store.reader().await?;
     let log = job_log::of_execution(&mut reader, execution).await?;

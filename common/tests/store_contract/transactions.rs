@@ -64,9 +64,11 @@ async fn an_error_rolls_everything_back(store: &TestStore) -> Result<()> {
     let (first, second) = (given::job(), given::job());
     given::insert(store, std::slice::from_ref(&second), &[]).await?;
     let failed = store
-        .transact(async |tx| {
-            jobs::insert_many(tx, std::slice::from_ref(&first)).await?;
-            jobs::insert_many(tx, std::slice::from_ref(&second)).await
+        .transact(|| async {
+            let mut tx = store.begin().await?;
+            jobs::insert_many(&mut tx, std::slice::from_ref(&first)).await?;
+            jobs::insert_many(&mut tx, std::slice::from_ref(&second)).await?;
+            tx.commit().await
         })
         .await;
     ensure!(matches!(failed, Err(StoreError::Duplicate(_))), "{failed:?}");
@@ -108,15 +110,18 @@ async fn a_deadlock_is_rerun_until_both_are_done(store: &TestStore) -> Result<()
         let (runs, met) = (Arc::clone(&runs), Arc::clone(&met));
         tokio::spawn(async move {
             store
-                .transact(async |tx: &mut Tx| {
+                .transact(|| async {
+                    let mut tx = store.begin().await?;
                     let is_first_run = runs.fetch_add(1, Ordering::Relaxed) < 2;
-                    add_to_both(tx, [&ids[first], &ids[second]], async || {
+                    let done = add_to_both(&mut tx, [&ids[first], &ids[second]], async || {
                         // Each holds one row before it asks for the other. SQLite lets only one in at a time.
                         if is_first_run && !is_sqlite {
                             met.wait().await;
                         }
                     })
-                    .await
+                    .await?;
+                    tx.commit().await?;
+                    Ok(done)
                 })
                 .await
         })
@@ -141,7 +146,7 @@ async fn a_deadlock_is_rerun_until_both_are_done(store: &TestStore) -> Result<()
 async fn a_conflict_that_never_ends_is_reported_as_retryable(store: &TestStore) -> Result<()> {
     let runs = AtomicU32::new(0);
     let failed: Result<(), _> = store
-        .transact(async |_| {
+        .transact(|| async {
             runs.fetch_add(1, Ordering::Relaxed);
             Err(StoreError::Retryable(sqlx::Error::WorkerCrashed))
         })
@@ -165,21 +170,22 @@ async fn concurrent_increments_lose_nothing(store: &TestStore) -> Result<()> {
         writers.spawn(async move {
             for _ in 0..EACH {
                 store
-                    .transact(async |tx| {
+                    .transact(|| async {
+                        let mut tx = store.begin().await?;
                         let sql = format!(
                             "select version from job_info where id = ?{}",
                             tx.dialect().for_update()
                         );
                         let version: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(sql))
                             .bind(id.to_string())
-                            .fetch_one(&mut **tx)
+                            .fetch_one(&mut *tx)
                             .await?;
                         sqlx::query("update job_info set version = ? where id = ?")
                             .bind(version + 1)
                             .bind(id.to_string())
-                            .execute(&mut **tx)
+                            .execute(&mut *tx)
                             .await?;
-                        Ok(())
+                        tx.commit().await
                     })
                     .await?;
             }

@@ -52,9 +52,11 @@ fn merge(deliveries: &[Delivery]) -> LogMessage {
 async fn store(store: &Store, message: &LogMessage) -> Result<(), StoreError> {
     let dialect = store.dialect();
     store
-        .transact(async |tx| {
-            handler_logs::insert_lines(tx, dialect, &message.lines).await?;
-            handler_logs::set_progress(tx, dialect, &message.progress).await
+        .transact(|| async {
+            let mut tx = store.begin().await?;
+            handler_logs::insert_lines(&mut tx, dialect, &message.lines).await?;
+            handler_logs::set_progress(&mut tx, dialect, &message.progress).await?;
+            tx.commit().await
         })
         .await
 }

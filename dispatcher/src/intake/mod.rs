@@ -299,7 +299,11 @@ async fn note_poison(store: &Store, item: &Item, cause: &str) -> Result<(), Stor
         limit_text(cause, 300)
     );
     store
-        .transact(async |tx| transitions::note(tx, item.claim, &message, now).await)
+        .transact(|| async {
+            let mut tx = store.begin().await?;
+            transitions::note(&mut tx, item.claim, &message, now).await?;
+            tx.commit().await
+        })
         .await
 }
 

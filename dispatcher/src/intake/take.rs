@@ -44,7 +44,12 @@ pub(super) async fn take_in(store: &Store, items: &[Item]) -> Result<Taken, Stor
     ids.dedup();
     let now = store.now();
     store
-        .transact(async |tx| take_in_transaction(tx, &folded, &ids, now).await)
+        .transact(|| async {
+            let mut tx = store.begin().await?;
+            let done = take_in_transaction(&mut tx, &folded, &ids, now).await?;
+            tx.commit().await?;
+            Ok(done)
+        })
         .await
 }
 
