@@ -180,10 +180,15 @@ pub fn key_hash(text: &str) -> String {
 /// [`StoreError`] of the database.
 pub async fn ensure_first_app(store: &Store) -> Result<FirstApp, StoreError> {
     let now = store.now();
-    let made = store.transact(async |tx| first_app(tx, now).await).await;
-    match made {
+    let make = || async {
+        let mut tx = store.begin().await?;
+        let made = first_app(&mut tx, now).await?;
+        tx.commit().await?;
+        Ok(made)
+    };
+    match store.transact(make).await {
         // Another process made it at the same moment.
-        Err(StoreError::Duplicate(_)) => store.transact(async |tx| first_app(tx, now).await).await,
+        Err(StoreError::Duplicate(_)) => store.transact(make).await,
         other => other,
     }
 }
