@@ -40,8 +40,9 @@ pub fn limit_text(text: &str, limit: usize) -> Cow<'_, str> {
 }
 
 /// How one attempt ended.
+// Tagged from outside, as [`ReportEvent`](crate::message::ReportEvent) is and for the same reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "camelCase", rename_all_fields = "camelCase")]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum Outcome {
     /// The handler returned a result.
     Succeeded {

@@ -30,8 +30,10 @@ pub struct Report {
 }
 
 /// What happened to a handover.
+// Tagged from outside: serde buffers what it reads of a tagged object, and text that is kept byte for byte
+// ([`RawJson`](crate::raw_json::RawJson)) cannot be read from such a buffer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "camelCase", rename_all_fields = "camelCase")]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 pub enum ReportEvent {
     /// Its handler was started.
     Started {
@@ -89,4 +91,57 @@ pub struct Settled {
     /// The worker refused it: leave that worker out for a while.
     #[serde(default)]
     pub refused: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{execution::ExecutionError, id::ExecutionId, raw_json::RawJson};
+
+    fn travelled(outcome: Outcome) -> Report {
+        let report = Report {
+            claim: Claim {
+                execution: ExecutionId::generate(),
+                dispatch_seq: 3,
+            },
+            event: ReportEvent::Finished {
+                outcome,
+                started_at: EpochMillis(1_000),
+                at: EpochMillis(2_000),
+                attempt: 1,
+            },
+        };
+        let text = serde_json::to_vec(&report).expect("serialises");
+        let read: Report = serde_json::from_slice(&text).expect("reads back");
+        assert_eq!(read, report);
+        read
+    }
+
+    #[test]
+    fn a_result_travels_byte_for_byte() {
+        let text = r#"{"n": 123456789012345678901234567890, "t" : "日报😀"}"#;
+        let result = RawJson::parse(text.into()).expect("JSON");
+        let ReportEvent::Finished {
+            outcome: Outcome::Succeeded { result },
+            ..
+        } = travelled(Outcome::Succeeded { result }).event
+        else {
+            panic!("another event came back");
+        };
+        assert_eq!(result.as_str(), text);
+    }
+
+    #[test]
+    fn every_other_outcome_travels_too() {
+        travelled(Outcome::TimedOut);
+        travelled(Outcome::Cancelled);
+        travelled(Outcome::Interrupted {
+            reason: "the worker stopped".into(),
+        });
+        travelled(Outcome::Failed {
+            error: ExecutionError::new("handler.failed", "no"),
+            retryable: true,
+            retry_after_ms: Some(5),
+        });
+    }
 }
