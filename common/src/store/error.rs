@@ -1,6 +1,6 @@
 //! What can go wrong with the database, as callers need to tell it apart.
 
-use sqlx::Error as Sqlx;
+use sqlx::{Error as Sqlx, error::DatabaseError, mysql::MySqlDatabaseError, sqlite::SqliteError};
 
 /// A database operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -48,13 +48,10 @@ impl StoreError {
                 Self::Unavailable(error)
             }
             Sqlx::Database(database) if database.is_unique_violation() => Self::Duplicate(error),
-            Sqlx::Database(database) => match database.code().as_deref() {
-                // MySQL: deadlock, lock wait timeout (by SQLSTATE and by number). SQLite: busy, locked, busy snapshot.
-                Some("40001" | "1213" | "1205" | "5" | "6" | "517" | "261") => Self::Retryable(error),
-                _ if database.message().contains("Lock wait timeout") => Self::Retryable(error),
-                // MySQL: shutting down, gone away, read-only, too many connections.
-                Some("08S01" | "08004" | "1053" | "1290" | "1040") => Self::Unavailable(error),
-                _ => Self::Database(error),
+            Sqlx::Database(database) => match Cause::of(&**database) {
+                Cause::Conflict => Self::Retryable(error),
+                Cause::Away => Self::Unavailable(error),
+                Cause::Other => Self::Database(error),
             },
             _ => Self::Database(error),
         }
@@ -73,5 +70,49 @@ impl StoreError {
 impl From<Sqlx> for StoreError {
     fn from(error: Sqlx) -> Self {
         Self::from_sqlx(error)
+    }
+}
+
+/// What a database's error number comes down to.
+enum Cause {
+    /// Somebody else was in the way; the transaction is rolled back or can be.
+    Conflict,
+    /// The database cannot work at the moment.
+    Away,
+    Other,
+}
+
+impl Cause {
+    fn of(error: &dyn DatabaseError) -> Self {
+        if let Some(error) = error.try_downcast_ref::<MySqlDatabaseError>() {
+            return Self::of_mysql(error.number());
+        }
+        let code = error
+            .try_downcast_ref::<SqliteError>()
+            .and_then(SqliteError::code);
+        code.and_then(|code| code.parse().ok())
+            .map_or(Self::Other, Self::of_sqlite)
+    }
+
+    const fn of_mysql(number: u16) -> Self {
+        match number {
+            // Lock wait timeout, deadlock, record changed (MariaDB), rolled back by group replication.
+            1205 | 1213 | 1020 | 3101 => Self::Conflict,
+            // Too many connections, not ready (Galera), shutting down, broken packets and connections, too many of one
+            // user, read-only (two ways), aborted, killed or idle too long.
+            1040 | 1047 | 1053 | 1152 | 1156..=1161 | 1184 | 1203 | 1290 | 1836 | 1927 | 4031 => Self::Away,
+            _ => Self::Other,
+        }
+    }
+
+    const fn of_sqlite(extended_code: i32) -> Self {
+        // The low byte is the class; the rest says more about it.
+        match extended_code & 0xff {
+            // Busy, locked.
+            5 | 6 => Self::Conflict,
+            // I/O error, full, cannot open.
+            10 | 13 | 14 => Self::Away,
+            _ => Self::Other,
+        }
     }
 }

@@ -255,7 +255,7 @@ async fn hot_queries_use_their_indexes(store: &TestStore) -> Result<()> {
             "uq_client_request",
         ),
         (
-            "select id from job_execution where job_id = 'j' and scheduled_time = 1 and shard = 0 and trigger_key = ''",
+            "select id from job_execution where job_id = 'j' and scheduled_time = 1 and shard in (0, 1) and trigger_key = ''",
             "uq_execution",
         ),
         (
