@@ -3,13 +3,18 @@
 
 use anyhow::{Context, Result, ensure};
 use isocost_common::{
+    execution::ExecutionStatus,
     id::JobId,
-    store::{Dialect, Store, StoreOptions, migrations},
+    job::JobStatus,
+    store::{Dialect, Store, StoreOptions, jobs::JobRow, migrations},
     store_tests,
-    test_support::TestStore,
+    test_support::{
+        TestStore,
+        given::{self, PLANNED},
+    },
 };
 use sqlx::{AssertSqlSafe, Row};
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 store_tests! {
     migrating_again_changes_nothing,
@@ -216,7 +221,34 @@ async fn plan(store: &TestStore, sql: &str) -> Result<String> {
     Ok(steps?.join("; "))
 }
 
+/// Enough rows, of every kind, that a plan is a choice.
+async fn fill(store: &TestStore) -> Result<()> {
+    let jobs: Vec<_> = (0..2_000_i64)
+        .map(|number| JobRow {
+            status: JobStatus::ALL[number as usize % JobStatus::ALL.len()],
+            next_trigger_time: Some(PLANNED + Duration::from_secs(number as u64)),
+            client_request_id: Some(number.to_string()),
+            ..given::job()
+        })
+        .collect();
+    let executions: Vec<_> = jobs
+        .iter()
+        .zip(ExecutionStatus::ALL.into_iter().cycle())
+        .map(|(job, status)| given::execution(job, status))
+        .collect();
+    given::insert(store, &jobs, &executions).await?;
+    let analyze = match store.dialect() {
+        Dialect::Sqlite => "analyze",
+        Dialect::MySql => "analyze table job_info, job_execution",
+    };
+    let mut tx = store.begin().await?;
+    sqlx::query(analyze).fetch_all(&mut *tx).await?;
+    tx.commit().await?;
+    Ok(())
+}
+
 async fn due_jobs_are_found_by_their_index(store: &TestStore) -> Result<()> {
+    fill(store).await?;
     let sql = "select id from job_info where status = 0 and next_trigger_time <= 1800000000000 \
                order by next_trigger_time limit 500";
     let plan = plan(store, sql).await?;
@@ -225,6 +257,7 @@ async fn due_jobs_are_found_by_their_index(store: &TestStore) -> Result<()> {
 }
 
 async fn hot_queries_use_their_indexes(store: &TestStore) -> Result<()> {
+    fill(store).await?;
     let queries = [
         (
             "select id from job_execution where status = 2 and class_key = 'c' order by rank_time, id limit 64",
@@ -263,8 +296,9 @@ async fn hot_queries_use_their_indexes(store: &TestStore) -> Result<()> {
             "idx_job_parent",
         ),
         (
-            "select id from callback_delivery where status = 0 and next_attempt_at <= 1 order by next_attempt_at limit 100",
-            "idx_callback_due",
+            "select id from callback_delivery where status = 0 and endpoint = 'e' and next_attempt_at <= 1 \
+             order by next_attempt_at limit 4",
+            "idx_callback_endpoint",
         ),
     ];
     for (sql, index) in queries {
@@ -288,8 +322,7 @@ async fn a_closed_database_is_one_file(store: &TestStore) -> Result<()> {
     };
     let other = Store::connect(&copy).await?;
     migrations::run(&other).await?;
-    isocost_common::test_support::given::insert(&other, &[isocost_common::test_support::given::job()], &[])
-        .await?;
+    given::insert(&other, &[given::job()], &[]).await?;
     other.close().await;
     for suffix in ["-wal", "-shm"] {
         let left = format!("{path}.copy{suffix}");
