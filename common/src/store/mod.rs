@@ -8,6 +8,7 @@
 pub mod apps;
 pub mod audit;
 pub mod callbacks;
+pub mod claim;
 pub mod dialect;
 pub mod epoch;
 pub mod error;
@@ -17,12 +18,15 @@ pub mod job_log;
 pub mod jobs;
 pub mod listing;
 pub mod migrations;
+pub mod placement;
+pub mod recovery;
 pub mod settle;
 pub mod slots;
 mod sql;
 pub mod submission;
 mod transaction;
 pub mod transitions;
+pub mod workers;
 
 pub use dialect::Dialect;
 pub use error::StoreError;

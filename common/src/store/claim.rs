@@ -1,0 +1,325 @@
+//! The leader's claim: due jobs under their row locks, and what a claim writes to them.
+
+use super::{
+    BulkUpdate, CHUNK, Connection, Row, StoreError, Tx,
+    jobs::{self, JobRow},
+    placeholders, slots,
+    sql::AnyQuery,
+};
+use crate::{
+    execution::ExecutionStatus,
+    id::{ExecutionId, JobId},
+    job::{ConcurrencyPolicy, JobStatus},
+    time::EpochMillis,
+};
+use sqlx::{AssertSqlSafe, any::AnyRow};
+use std::collections::{BTreeMap, HashSet};
+
+/// What the leader has to do by time: for each kind of work the earliest instant, none when there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Agenda {
+    /// A job fires.
+    pub next_trigger: Option<EpochMillis>,
+    /// An execution becomes pending.
+    pub next_not_before: Option<EpochMillis>,
+    /// An execution that nobody has started runs out of its start deadline.
+    pub next_deadline: Option<EpochMillis>,
+}
+
+impl Agenda {
+    /// The earliest of all.
+    #[must_use]
+    pub fn earliest(&self) -> Option<EpochMillis> {
+        [self.next_trigger, self.next_not_before, self.next_deadline]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+}
+
+/// Reads the agenda: one statement, each part the head of an index.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn agenda(connection: &mut Connection) -> Result<Agenda, StoreError> {
+    let head = |status: ExecutionStatus| {
+        format!(
+            "(select start_deadline_at from job_execution
+               where status = {} and start_deadline_at is not null and attempt = interruptions
+               order by start_deadline_at limit 1)",
+            status.code()
+        )
+    };
+    let sql = format!(
+        "select (select next_trigger_time from job_info where status = {} and next_trigger_time is not null
+                  order by next_trigger_time limit 1) as next_trigger,
+                (select not_before from job_execution where status = {} order by not_before limit 1)
+                  as next_not_before,
+                {} as scheduled_deadline, {} as blocked_deadline, {} as pending_deadline",
+        JobStatus::Waiting.code(),
+        ExecutionStatus::Scheduled.code(),
+        head(ExecutionStatus::Scheduled),
+        head(ExecutionStatus::Blocked),
+        head(ExecutionStatus::Pending),
+    );
+    let row = sqlx::query(AssertSqlSafe(sql)).fetch_one(connection).await?;
+    let row = Row(&row);
+    let deadlines = [
+        row.opt_instant("scheduled_deadline")?,
+        row.opt_instant("blocked_deadline")?,
+        row.opt_instant("pending_deadline")?,
+    ];
+    Ok(Agenda {
+        next_trigger: row.opt_instant("next_trigger")?,
+        next_not_before: row.opt_instant("next_not_before")?,
+        next_deadline: deadlines.into_iter().flatten().min(),
+    })
+}
+
+/// A job that is due, locked.
+#[derive(Debug)]
+pub struct DueJob {
+    /// Its id, as text: a row that cannot be read must still be named.
+    pub id: String,
+    /// Guard of the write that follows.
+    pub version: i64,
+    /// The job, or why its row cannot be used.
+    pub job: Result<JobRow, String>,
+}
+
+/// The slots, with their limits, that the jobs at the head of the queue need. Read without locks, so that the slots can
+/// be locked before the jobs are, as the lock order asks.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn slots_of_due(
+    connection: &mut Connection,
+    now: EpochMillis,
+    limit: u32,
+) -> Result<BTreeMap<String, i64>, StoreError> {
+    let rows = sqlx::query(
+        "select id, app_id, concurrency_policy, concurrency_key, shards from job_info
+          where status = ? and next_trigger_time <= ?
+          order by next_trigger_time limit ?",
+    )
+    .bind(JobStatus::Waiting.code())
+    .bind(now.0)
+    .bind(i64::from(limit))
+    .fetch_all(connection)
+    .await?;
+    let mut wanted = BTreeMap::new();
+    for row in &rows {
+        // What cannot be read here is found out, and named, when the row is claimed.
+        if let Ok(Some((key, limit))) = slot_of(&Row(row)) {
+            wanted.insert(key, limit);
+        }
+    }
+    Ok(wanted)
+}
+
+fn slot_of(row: &Row<'_>) -> Result<Option<(String, i64)>, StoreError> {
+    if let Some(key) = row.opt_text("concurrency_key")? {
+        return Ok(Some((slots::shared_key(row.parsed("app_id")?, &key), 1)));
+    }
+    let policy = row.coded("concurrency_policy", ConcurrencyPolicy::from_code)?;
+    // Every shard of a firing holds a slot, so one firing fits.
+    Ok((policy != ConcurrencyPolicy::Parallel)
+        .then_some((slots::job_key(row.parsed("id")?), row.int("shards")?)))
+}
+
+/// Locks the jobs that are due, the longest due first; those that somebody else has locked are left for the next claim.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn lock_due(tx: &mut Tx, now: EpochMillis, limit: u32) -> Result<Vec<DueJob>, StoreError> {
+    let sql = format!(
+        "select {} from job_info where status = ? and next_trigger_time <= ?
+          order by next_trigger_time limit ?{}",
+        jobs::columns(),
+        tx.dialect().for_update_skip_locked()
+    );
+    let rows = sqlx::query(AssertSqlSafe(sql))
+        .bind(JobStatus::Waiting.code())
+        .bind(now.0)
+        .bind(i64::from(limit))
+        .fetch_all(&mut **tx)
+        .await?;
+    rows.iter().map(read_due).collect()
+}
+
+fn read_due(row: &AnyRow) -> Result<DueJob, StoreError> {
+    let job = match jobs::read_lenient(row) {
+        Ok((job, None)) => Ok(job),
+        Ok((_, Some(reason))) => Err(reason),
+        Err(StoreError::Corrupt(reason)) => Err(reason),
+        Err(error) => return Err(error),
+    };
+    let row = Row(row);
+    Ok(DueJob {
+        id: row.text("id")?,
+        version: row.int("version")?,
+        job,
+    })
+}
+
+/// What a claim writes to a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Advance {
+    /// The job.
+    pub id: String,
+    /// The version it was locked with: the guard.
+    pub version: i64,
+    /// When it fires next; none when that is not known yet or nothing is left.
+    pub next_trigger_time: Option<EpochMillis>,
+    /// Its status from now on.
+    pub status: JobStatus,
+    /// Why it is [`JobStatus::Invalid`].
+    pub invalid_reason: Option<String>,
+}
+
+/// Writes claimed jobs.
+///
+/// # Errors
+/// [`StoreError`] of the database; [`StoreError::Corrupt`] when a locked row changed all the same, which means a bug.
+pub async fn advance(tx: &mut Tx, jobs: &[Advance], now: EpochMillis) -> Result<(), StoreError> {
+    let dialect = tx.dialect();
+    let set = format!("updated_at = {}", now.0);
+    let guard = format!(
+        "job_info.version = v.version - 1 and job_info.status = {}",
+        JobStatus::Waiting.code()
+    );
+    let (invalid, valid): (Vec<&Advance>, Vec<&Advance>) =
+        jobs.iter().partition(|job| job.invalid_reason.is_some());
+    let mut changed = 0;
+    for (rows, columns) in [(valid, &COLUMNS[..COLUMNS.len() - 1]), (invalid, &COLUMNS[..])] {
+        let with_reason = columns.len() == COLUMNS.len();
+        let statement = BulkUpdate {
+            table: "job_info",
+            columns,
+            set: &set,
+            guard: &guard,
+        };
+        changed += statement
+            .execute(tx, dialect, &rows, |query, job| {
+                let query = query
+                    .bind(job.id.clone())
+                    .bind(job.version + 1)
+                    .bind(job.status.code())
+                    .bind(job.next_trigger_time.map(|at| at.0));
+                if with_reason {
+                    query.bind(job.invalid_reason.clone())
+                } else {
+                    query
+                }
+            })
+            .await?;
+    }
+    if changed != jobs.len() as u64 {
+        return Err(StoreError::Corrupt(format!(
+            "{changed} of {} locked jobs still had their version",
+            jobs.len()
+        )));
+    }
+    Ok(())
+}
+
+/// What [`advance`] writes; the reason only where there is one.
+const COLUMNS: [&str; 5] = ["id", "version", "status", "next_trigger_time", "invalid_reason"];
+
+/// Which of these jobs have an execution that is not terminal.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn with_open_executions(
+    connection: &mut Connection,
+    jobs: &[JobId],
+) -> Result<HashSet<JobId>, StoreError> {
+    let mut open = HashSet::new();
+    for chunk in jobs.chunks(CHUNK) {
+        let sql = format!(
+            "select distinct job_id from job_execution where status < {} and job_id in ({})",
+            ExecutionStatus::Succeeded.code(),
+            placeholders(chunk.len(), 0)
+        );
+        let mut query = sqlx::query(AssertSqlSafe(sql));
+        for job in chunk {
+            query = query.bind(job.to_string());
+        }
+        for row in query.fetch_all(&mut *connection).await? {
+            open.insert(Row(&row).parsed("job_id")?);
+        }
+    }
+    Ok(open)
+}
+
+/// The firings of the schedule that stand already for these jobs from `since` on, as (job, scheduled time).
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn standing_firings(
+    connection: &mut Connection,
+    jobs: &[JobId],
+    since: EpochMillis,
+) -> Result<HashSet<(JobId, EpochMillis)>, StoreError> {
+    let mut standing = HashSet::new();
+    for chunk in jobs.chunks(CHUNK) {
+        let sql = format!(
+            "select distinct job_id, scheduled_time from job_execution
+              where trigger_key = '' and scheduled_time >= ? and job_id in ({})",
+            placeholders(chunk.len(), 0)
+        );
+        let mut query = sqlx::query(AssertSqlSafe(sql)).bind(since.0);
+        for job in chunk {
+            query = query.bind(job.to_string());
+        }
+        for row in query.fetch_all(&mut *connection).await? {
+            let row = Row(&row);
+            standing.insert((row.parsed("job_id")?, row.instant("scheduled_time")?));
+        }
+    }
+    Ok(standing)
+}
+
+/// The executions that are due by their `not_before`, at most `limit`, the longest due first.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn due_executions(
+    connection: &mut Connection,
+    now: EpochMillis,
+    limit: u32,
+) -> Result<Vec<ExecutionId>, StoreError> {
+    let sql = format!(
+        "select id from job_execution where status = {} and not_before <= ? order by not_before limit ?",
+        ExecutionStatus::Scheduled.code()
+    );
+    ids(sqlx::query(AssertSqlSafe(sql)).bind(now.0).bind(i64::from(limit)), connection).await
+}
+
+/// The waiting executions whose start deadline has passed before any real start, at most `limit` of each state.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn past_start_deadline(
+    connection: &mut Connection,
+    now: EpochMillis,
+    limit: u32,
+) -> Result<Vec<ExecutionId>, StoreError> {
+    let mut found = Vec::new();
+    for status in [ExecutionStatus::Scheduled, ExecutionStatus::Blocked, ExecutionStatus::Pending] {
+        let sql = format!(
+            "select id from job_execution
+              where status = {} and start_deadline_at <= ? and attempt = interruptions
+              order by start_deadline_at limit ?",
+            status.code()
+        );
+        let query = sqlx::query(AssertSqlSafe(sql)).bind(now.0).bind(i64::from(limit));
+        found.extend(ids(query, connection).await?);
+    }
+    Ok(found)
+}
+
+async fn ids(query: AnyQuery<'_>, connection: &mut Connection) -> Result<Vec<ExecutionId>, StoreError> {
+    let rows = query.fetch_all(connection).await?;
+    rows.iter().map(|row| Row(row).parsed("id")).collect()
+}
