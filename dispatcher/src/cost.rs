@@ -136,11 +136,11 @@ fn upper_bound(bucket: usize) -> f64 {
 impl CostSummary {
     /// How many executions may be queued behind `slots` slots, so that at most 100 ms of work waits for them.
     ///
-    /// Without samples none. Where runs are very uneven none either while every slot is busy, for one of those may be
-    /// a long one; a largest run below 100 ms harms nobody and does not count as uneven.
-    pub(crate) fn extra(&self, slots: u32, all_busy: bool) -> u32 {
+    /// Without samples none. Where runs are very uneven none either, for a slot that is busy may be so for long; a
+    /// largest run below 100 ms harms nobody and does not count as uneven.
+    pub(crate) fn extra(&self, slots: u32) -> u32 {
         let uneven = self.largest_ms > UNEVEN * self.mean_ms && self.largest_ms > QUEUED_WORK_MS;
-        if self.samples < ENOUGH_SAMPLES || (all_busy && uneven) {
+        if self.samples < ENOUGH_SAMPLES || uneven {
             return 0;
         }
         let typical = self.mean_ms.max(self.p90_ms);
@@ -168,31 +168,30 @@ mod tests {
 
     #[test]
     fn nothing_is_queued_behind_slots_before_twenty_runs_were_seen() {
-        assert_eq!(summary(&[1; 19]).extra(8, true), 0);
-        assert_eq!(summary(&[1; 20]).extra(8, true), 64);
+        assert_eq!(summary(&[1; 19]).extra(8), 0);
+        assert_eq!(summary(&[1; 20]).extra(8), 64);
     }
 
     #[test]
     fn the_queue_holds_a_hundred_milliseconds_of_work() {
         // 50 ms runs on 8 slots: 100 × 8 / 50 = 16; the bucket's upper bound rounds that down.
-        let extra = summary(&[50; 100]).extra(8, true);
+        let extra = summary(&[50; 100]).extra(8);
         assert!((13..=16).contains(&extra), "{extra}");
-        assert_eq!(summary(&[60_000; 100]).extra(8, true), 0);
+        assert_eq!(summary(&[60_000; 100]).extra(8), 0);
     }
 
     #[test]
     fn nothing_queues_behind_busy_slots_where_a_long_run_may_sit_in_them() {
         let mut costs = vec![5; 99];
         costs.push(5_000);
-        assert_eq!(summary(&costs).extra(8, true), 0);
-        assert!(summary(&costs).extra(8, false) > 0);
+        assert_eq!(summary(&costs).extra(8), 0);
     }
 
     #[test]
     fn a_hiccup_of_a_few_milliseconds_does_not_make_runs_uneven() {
         let mut costs = vec![0; 999];
         costs.push(30);
-        assert_eq!(summary(&costs).extra(8, true), 64);
+        assert_eq!(summary(&costs).extra(8), 64);
     }
 
     #[test]

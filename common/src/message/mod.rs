@@ -32,6 +32,8 @@ pub mod kind {
     pub const WAKE: &str = "wake";
     /// Relay's work: one attempt of one delivery.
     pub const CALLBACK: &str = "callback";
+    /// Sent by the leader through a queue, to know when everything before it was consumed: see [`super::Marker`].
+    pub const MARKER: &str = "marker";
 }
 
 /// One attempt of one callback delivery is due. Names the row, never its content.
@@ -50,4 +52,15 @@ pub struct CallbackTicket {
 pub struct Wake {
     /// The earliest instant at which something is due now.
     pub due: crate::time::EpochMillis,
+}
+
+/// What the leader sends through a queue to learn that everything before it is dealt with.
+///
+/// Through its own heartbeat queue it comes back by itself. Through the results queue the intake takes it for what it is,
+/// and publishes the same message to the `settled` exchange once everything before it is committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Marker {
+    /// Which one.
+    pub marker: crate::id::MessageId,
 }

@@ -293,7 +293,11 @@ pub async fn due_executions(
         "select id from job_execution where status = {} and not_before <= ? order by not_before limit ?",
         ExecutionStatus::Scheduled.code()
     );
-    ids(sqlx::query(AssertSqlSafe(sql)).bind(now.0).bind(i64::from(limit)), connection).await
+    ids(
+        sqlx::query(AssertSqlSafe(sql)).bind(now.0).bind(i64::from(limit)),
+        connection,
+    )
+    .await
 }
 
 /// The waiting executions whose start deadline has passed before any real start, at most `limit` of each state.
@@ -306,7 +310,11 @@ pub async fn past_start_deadline(
     limit: u32,
 ) -> Result<Vec<ExecutionId>, StoreError> {
     let mut found = Vec::new();
-    for status in [ExecutionStatus::Scheduled, ExecutionStatus::Blocked, ExecutionStatus::Pending] {
+    for status in [
+        ExecutionStatus::Scheduled,
+        ExecutionStatus::Blocked,
+        ExecutionStatus::Pending,
+    ] {
         let sql = format!(
             "select id from job_execution
               where status = {} and start_deadline_at <= ? and attempt = interruptions

@@ -20,6 +20,7 @@ pub mod listing;
 pub mod migrations;
 pub mod placement;
 pub mod recovery;
+pub mod settings;
 pub mod settle;
 pub mod slots;
 mod sql;

@@ -130,3 +130,25 @@ pub async fn standings(
     }
     Ok(standings)
 }
+
+/// The owned executions for which a cancel was requested.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn cancel_requested(connection: &mut Connection) -> Result<Vec<Claim>, StoreError> {
+    let sql = format!(
+        "select id, dispatch_seq from job_execution where status in ({}, {}) and cancel_requested_at is not null",
+        ExecutionStatus::Dispatched.code(),
+        ExecutionStatus::Running.code()
+    );
+    let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(connection).await?;
+    rows.iter()
+        .map(|row| {
+            let row = Row(row);
+            Ok(Claim {
+                execution: row.parsed("id")?,
+                dispatch_seq: row.int("dispatch_seq")?,
+            })
+        })
+        .collect()
+}

@@ -192,7 +192,10 @@ pub async fn mark_all_dead(tx: &mut Tx, now: EpochMillis) -> Result<u64, StoreEr
 /// # Errors
 /// [`StoreError`] of the database.
 pub async fn current(connection: &mut Connection) -> Result<Vec<WorkerRow>, StoreError> {
-    let sql = format!("select {} from worker_node where status in (?, ?)", COLUMNS.join(", "));
+    let sql = format!(
+        "select {} from worker_node where status in (?, ?)",
+        COLUMNS.join(", ")
+    );
     let rows = sqlx::query(AssertSqlSafe(sql))
         .bind(WorkerStatus::Online.code())
         .bind(WorkerStatus::Draining.code())

@@ -161,7 +161,7 @@ impl Simulation {
         let offer = |worker: &mut SimulatedWorker| {
             let held = worker.running + worker.queue.len() as u32;
             let summary = worker.costs.summary(at);
-            let extra = summary.extra(SLOTS, worker.running == SLOTS);
+            let extra = summary.extra(SLOTS);
             Offer {
                 active: held,
                 mean_cost_ms: summary.mean_ms,

@@ -83,12 +83,29 @@ impl Intake {
     async fn results(&self) {
         let mut subscription = self.subscribe(self.names.results_queue());
         while let Some((deliveries, acker)) = subscription.next(self.batch, LINGER).await {
+            let (markers, deliveries): (Vec<_>, Vec<_>) = deliveries
+                .into_iter()
+                .partition(|delivery| delivery.message.kind == kind::MARKER);
             let messages = read(&deliveries, acker.as_ref()).await;
             for part in cut(&messages, self.batch) {
                 if self.take_in_part(part, acker.as_ref()).await.is_err() {
                     return;
                 }
             }
+            self.pass_on(markers, acker.as_ref()).await;
+        }
+    }
+
+    /// Tells the leader that everything before its markers is taken in. One that is lost here is sent again.
+    async fn pass_on(&self, markers: Vec<Delivery>, acker: &dyn Acker) {
+        let tags: Vec<_> = markers.iter().map(|marker| marker.tag).collect();
+        let publications: Vec<_> = markers
+            .into_iter()
+            .map(|marker| publication(self.names.settled_exchange(), String::new(), marker.message))
+            .collect();
+        if !publications.is_empty() {
+            self.ports.broker.publish(publications).await;
+            acker.ack(&tags).await;
         }
     }
 

@@ -1,0 +1,44 @@
+//! `setting`: what can be changed while everything runs. Values are JSON.
+
+use super::{Connection, Row, StoreError};
+use std::collections::HashMap;
+
+/// Strategy and weights of the balancer.
+pub const BALANCER: &str = "balancer";
+/// `true` stops claims and placements.
+pub const MAINTENANCE: &str = "maintenance";
+
+/// Every setting, by name.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn all(connection: &mut Connection) -> Result<HashMap<String, String>, StoreError> {
+    let rows = sqlx::query("select name, value from setting")
+        .fetch_all(connection)
+        .await?;
+    rows.iter()
+        .map(|row| {
+            let row = Row(row);
+            Ok((row.text("name")?, row.text("value")?))
+        })
+        .collect()
+}
+
+/// The running limits of the apps that have one.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn running_limits(
+    connection: &mut Connection,
+) -> Result<HashMap<crate::id::AppId, u32>, StoreError> {
+    let rows =
+        sqlx::query("select id, max_running_executions from app where max_running_executions is not null")
+            .fetch_all(connection)
+            .await?;
+    rows.iter()
+        .map(|row| {
+            let row = Row(row);
+            Ok((row.parsed("id")?, row.number("max_running_executions")?))
+        })
+        .collect()
+}

@@ -1,0 +1,492 @@
+//! The incarnations the leader knows, what each of them offers, and the exact set of what each of them owns.
+
+use crate::{
+    balancer::Offer,
+    cost::{CostSummary, CostWindow},
+};
+use isocost_common::{
+    execution::{Claim, ExecutionStatus},
+    id::{AppId, ExecutionId, IncarnationId, WorkerId},
+    job::Selector,
+    message::{HandlerLoad, Heartbeat},
+    store::{
+        placement::Class,
+        workers::{WorkerRow, WorkerStatus},
+    },
+    time::EpochMillis,
+};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::time::Instant;
+
+const FIRST_REFUSAL_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_REFUSAL_PAUSE: Duration = Duration::from_secs(5);
+
+/// One handler of one incarnation.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    slots: u32,
+    /// Slots whose run was told to stop and goes on: they are not in the leader's set any more.
+    stuck: u32,
+    active: u32,
+    costs: CostWindow,
+    refusal: Option<Refusal>,
+}
+
+/// It refused something: left out for a while.
+#[derive(Debug, Clone, Copy)]
+struct Refusal {
+    until: Instant,
+    pause: Duration,
+}
+
+/// One incarnation.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) worker: WorkerId,
+    pub(crate) incarnation: IncarnationId,
+    pub(crate) host: String,
+    pub(crate) port: u16,
+    labels: Selector,
+    seats: BTreeMap<String, Seat>,
+    costs: CostWindow,
+    cpu_idle_percent: u8,
+    /// Executions it owns, of all handlers.
+    pub(crate) active: u32,
+    /// As its last heartbeat said.
+    pub(crate) draining: bool,
+    /// As its row says; none before the row was read.
+    pub(crate) drain_requested: Option<bool>,
+    /// A drain was withdrawn in this term, and the worker has not followed yet.
+    pub(crate) undraining: bool,
+    /// How it ended, once it has.
+    pub(crate) ended: Option<WorkerStatus>,
+    /// Its row stands in the table: nothing is placed on it before.
+    pub(crate) registered: bool,
+    /// Its row lags behind.
+    pub(crate) changed: bool,
+    /// The status its row shows.
+    pub(crate) stored_status: WorkerStatus,
+    registered_at: EpochMillis,
+    last_heartbeat: EpochMillis,
+    /// Its lease counts from here: its last arrival, or whatever restarted all leases since.
+    pub(crate) lease_from: Instant,
+    pub(crate) report_number: u64,
+}
+
+/// An execution that an incarnation owns.
+#[derive(Debug, Clone)]
+pub(crate) struct Held {
+    pub(crate) claim: Claim,
+    pub(crate) worker: WorkerId,
+    pub(crate) incarnation: IncarnationId,
+    pub(crate) class: Arc<Class>,
+    pub(crate) status: ExecutionStatus,
+    pub(crate) placed_at: EpochMillis,
+    pub(crate) not_after: EpochMillis,
+    /// Of the leader that placed it.
+    pub(crate) epoch: i64,
+    /// When this leader placed it or learned of it.
+    pub(crate) since: Instant,
+    pub(crate) started_at: Option<EpochMillis>,
+    pub(crate) timeout_ms: i64,
+    pub(crate) cancel_requested: bool,
+    /// The broker has confirmed its message.
+    pub(crate) published: bool,
+    /// Heartbeats in a row that did not name it.
+    pub(crate) unnamed: u32,
+    /// When its worker was last asked to release it.
+    pub(crate) asked_at: Option<Instant>,
+}
+
+/// Everything the leader knows about workers and what they own.
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    /// A worker not heard of for this long is given nothing new, long before anybody calls it dead.
+    silence_limit: Duration,
+    members: BTreeMap<IncarnationId, Member>,
+    held: HashMap<ExecutionId, Held>,
+    owned_by_app: HashMap<AppId, u32>,
+}
+
+impl Seat {
+    fn new(now: Instant) -> Self {
+        Self {
+            slots: 0,
+            stuck: 0,
+            active: 0,
+            costs: CostWindow::new(now),
+            refusal: None,
+        }
+    }
+
+    /// Slots free now, and how many executions may queue behind the slots.
+    fn room(&mut self, now: Instant) -> (u32, u32) {
+        let usable = self.slots.saturating_sub(self.stuck);
+        if self.refusal.is_some_and(|refusal| now < refusal.until) || usable == 0 {
+            return (0, 0);
+        }
+        let extra = self.costs.summary(now).extra(usable);
+        let most = usable + extra;
+        (
+            usable.saturating_sub(self.active),
+            most.saturating_sub(self.active.max(usable)),
+        )
+    }
+
+    fn refuse(&mut self, now: Instant) {
+        let pause = self.refusal.map_or(FIRST_REFUSAL_PAUSE, |last| {
+            // Several refusals of one pause are one event: they crossed on their way.
+            let pause = if now < last.until {
+                last.pause
+            } else {
+                last.pause * 2
+            };
+            pause.min(LONGEST_REFUSAL_PAUSE)
+        });
+        self.refusal = Some(Refusal {
+            until: now + pause,
+            pause,
+        });
+    }
+}
+
+impl Member {
+    fn new(worker: WorkerId, incarnation: IncarnationId, now: Instant) -> Self {
+        Self {
+            worker,
+            incarnation,
+            host: String::new(),
+            port: 0,
+            labels: Selector::new(),
+            seats: BTreeMap::new(),
+            costs: CostWindow::new(now),
+            cpu_idle_percent: 100,
+            active: 0,
+            draining: false,
+            drain_requested: None,
+            undraining: false,
+            ended: None,
+            registered: false,
+            changed: false,
+            stored_status: WorkerStatus::Online,
+            registered_at: EpochMillis(0),
+            last_heartbeat: EpochMillis(0),
+            lease_from: now,
+            report_number: 0,
+        }
+    }
+
+    fn offer_handlers(&mut self, handlers: &[HandlerLoad], now: Instant) {
+        for seat in self.seats.values_mut() {
+            seat.slots = 0;
+        }
+        for handler in handlers {
+            let seat = self
+                .seats
+                .entry(handler.name.clone())
+                .or_insert_with(|| Seat::new(now));
+            (seat.slots, seat.stuck) = (handler.slots, handler.stuck);
+        }
+    }
+
+    fn takes_work(&self, now: Instant, silence_limit: Duration) -> bool {
+        now.duration_since(self.lease_from) < silence_limit
+            && self.registered
+            && self.ended.is_none()
+            && !self.draining
+            && self.drain_requested != Some(true)
+    }
+
+    fn carries(&self, selector: &Selector) -> bool {
+        selector
+            .iter()
+            .all(|(key, value)| self.labels.get(key) == Some(value))
+    }
+
+    /// The status its row should show.
+    pub(crate) fn status(&self) -> WorkerStatus {
+        match self.ended {
+            Some(status) => status,
+            None if self.draining || self.drain_requested == Some(true) => WorkerStatus::Draining,
+            None => WorkerStatus::Online,
+        }
+    }
+
+    /// Run times over all handlers.
+    pub(crate) fn costs(&mut self, now: Instant) -> CostSummary {
+        self.costs.summary(now)
+    }
+
+    /// Its row as it should stand.
+    pub(crate) fn row(&mut self, now: Instant) -> WorkerRow {
+        let handlers = self.seats.iter().filter(|(_, seat)| seat.slots > 0);
+        WorkerRow {
+            worker: self.worker.clone(),
+            incarnation: self.incarnation,
+            host: self.host.clone(),
+            port: self.port,
+            handlers: handlers
+                .map(|(name, seat)| HandlerLoad {
+                    name: name.clone(),
+                    slots: seat.slots,
+                    busy: seat.active.min(seat.slots),
+                    stuck: seat.stuck,
+                })
+                .collect(),
+            labels: self.labels.clone(),
+            status: self.status(),
+            drain_requested: self.drain_requested.unwrap_or(false),
+            active: self.active,
+            cpu_idle_percent: self.cpu_idle_percent,
+            mean_cost_ms: self.costs.summary(now).mean_ms.round() as i64,
+            registered_at: self.registered_at,
+            last_heartbeat: self.last_heartbeat,
+        }
+    }
+}
+
+impl Fleet {
+    pub(crate) fn new(silence_limit: Duration) -> Self {
+        Self {
+            silence_limit,
+            members: BTreeMap::new(),
+            held: HashMap::new(),
+            owned_by_app: HashMap::new(),
+        }
+    }
+
+    /// Takes over what the table knows of an incarnation that has not ended; its lease begins anew.
+    pub(crate) fn load(&mut self, row: WorkerRow, now: Instant) {
+        let member = self
+            .members
+            .entry(row.incarnation)
+            .or_insert_with(|| Member::new(row.worker.clone(), row.incarnation, now));
+        if !member.registered {
+            (member.host, member.port, member.labels) = (row.host, row.port, row.labels);
+            member.cpu_idle_percent = row.cpu_idle_percent;
+            member.draining = row.status == WorkerStatus::Draining && !row.drain_requested;
+            (member.registered_at, member.last_heartbeat) = (row.registered_at, row.last_heartbeat);
+            member.offer_handlers(&row.handlers, now);
+            member.registered = true;
+        }
+        member.stored_status = row.status;
+        if member.drain_requested == Some(true) && !row.drain_requested {
+            member.undraining = true;
+        }
+        member.drain_requested = Some(row.drain_requested);
+    }
+
+    /// Takes in a heartbeat. False when it is older than one already seen.
+    pub(crate) fn observe(&mut self, heartbeat: &Heartbeat, now: Instant, at: EpochMillis) -> bool {
+        let member = self
+            .members
+            .entry(heartbeat.incarnation)
+            .or_insert_with(|| Member::new(heartbeat.worker.clone(), heartbeat.incarnation, now));
+        if heartbeat.report_number <= member.report_number && member.report_number > 0 {
+            return false;
+        }
+        member.report_number = heartbeat.report_number;
+        member.lease_from = now;
+        member.last_heartbeat = at;
+        if !member.registered {
+            member.registered_at = at;
+        }
+        (member.host, member.port) = (heartbeat.host.clone(), heartbeat.port);
+        member.labels.clone_from(&heartbeat.labels);
+        member.cpu_idle_percent = heartbeat.cpu_idle_percent;
+        member.draining = heartbeat.draining || heartbeat.bye;
+        member.undraining &= member.draining;
+        member.offer_handlers(&heartbeat.handlers, now);
+        member.changed = true;
+        true
+    }
+
+    /// Every lease begins anew: something kept heartbeats from arriving here.
+    pub(crate) fn restart_leases(&mut self, now: Instant) {
+        for member in self.members.values_mut() {
+            member.lease_from = now;
+        }
+    }
+
+    pub(crate) fn members(&self) -> impl Iterator<Item = &Member> {
+        self.members.values()
+    }
+
+    pub(crate) fn members_mut(&mut self) -> impl Iterator<Item = &mut Member> {
+        self.members.values_mut()
+    }
+
+    pub(crate) fn member_mut(&mut self, incarnation: IncarnationId) -> Option<&mut Member> {
+        self.members.get_mut(&incarnation)
+    }
+
+    /// Notes how an incarnation ended, known here or not.
+    pub(crate) fn end(
+        &mut self,
+        worker: &WorkerId,
+        incarnation: IncarnationId,
+        status: WorkerStatus,
+        now: Instant,
+    ) {
+        let member = self
+            .members
+            .entry(incarnation)
+            .or_insert_with(|| Member::new(worker.clone(), incarnation, now));
+        member.ended = Some(status);
+        member.stored_status = status;
+        member.registered = true;
+    }
+
+    /// Forgets incarnations that have ended and own nothing.
+    pub(crate) fn forget_ended(&mut self) {
+        self.members
+            .retain(|_, member| member.ended.is_none() || member.active > 0);
+    }
+
+    /// Who could take executions of a class, with what each offers.
+    pub(crate) fn offers(&mut self, class: &Class, now: Instant) -> Vec<(IncarnationId, Offer)> {
+        let mut offers = Vec::new();
+        for member in self.members.values_mut() {
+            if !member.takes_work(now, self.silence_limit) || !member.carries(&class.selector) {
+                continue;
+            }
+            let Some(seat) = member.seats.get_mut(&class.handler) else {
+                continue;
+            };
+            let (free, extra) = seat.room(now);
+            if free + extra > 0 {
+                let offer = Offer {
+                    active: member.active,
+                    mean_cost_ms: member.costs.summary(now).mean_ms,
+                    cpu_idle_percent: member.cpu_idle_percent,
+                    free,
+                    extra,
+                };
+                offers.push((member.incarnation, offer));
+            }
+        }
+        offers
+    }
+
+    /// Counts an execution of the class against an incarnation before the database knows of it.
+    pub(crate) fn reserve(&mut self, incarnation: IncarnationId, class: &Class) {
+        if let Some(member) = self.members.get_mut(&incarnation) {
+            let seat = member
+                .seats
+                .entry(class.handler.clone())
+                .or_insert_with(|| Seat::new(Instant::now()));
+            seat.active += 1;
+            member.active += 1;
+        }
+        *self.owned_by_app.entry(class.app).or_default() += 1;
+    }
+
+    /// Takes a reservation back.
+    pub(crate) fn unreserve(&mut self, incarnation: IncarnationId, class: &Class) {
+        if let Some(member) = self.members.get_mut(&incarnation) {
+            member.active = member.active.saturating_sub(1);
+            if let Some(seat) = member.seats.get_mut(&class.handler) {
+                seat.active = seat.active.saturating_sub(1);
+            }
+        }
+        if let Some(owned) = self.owned_by_app.get_mut(&class.app) {
+            *owned = owned.saturating_sub(1);
+        }
+    }
+
+    /// Executions of an app that are owned by workers.
+    pub(crate) fn owned_by(&self, app: AppId) -> u32 {
+        self.owned_by_app.get(&app).copied().unwrap_or_default()
+    }
+
+    /// Adds an execution whose place was reserved.
+    pub(crate) fn adopt(&mut self, held: Held) {
+        self.held.insert(held.claim.execution, held);
+    }
+
+    /// Adds an execution that the database assigns to an incarnation, known here or not.
+    pub(crate) fn hold(&mut self, held: Held, now: Instant) {
+        self.members
+            .entry(held.incarnation)
+            .or_insert_with(|| Member::new(held.worker.clone(), held.incarnation, now));
+        self.reserve(held.incarnation, &held.class);
+        self.adopt(held);
+    }
+
+    /// Removes exactly this handover; none when the set holds another one or none.
+    pub(crate) fn let_go(&mut self, claim: Claim) -> Option<Held> {
+        self.held(claim)?;
+        let held = self.held.remove(&claim.execution)?;
+        self.unreserve(held.incarnation, &held.class);
+        Some(held)
+    }
+
+    /// This handover, if the set holds it.
+    pub(crate) fn held(&self, claim: Claim) -> Option<&Held> {
+        self.held.get(&claim.execution).filter(|held| held.claim == claim)
+    }
+
+    pub(crate) fn held_mut(&mut self, claim: Claim) -> Option<&mut Held> {
+        self.held
+            .get_mut(&claim.execution)
+            .filter(|held| held.claim == claim)
+    }
+
+    pub(crate) fn all_held(&self) -> impl Iterator<Item = &Held> {
+        self.held.values()
+    }
+
+    pub(crate) fn all_held_mut(&mut self) -> impl Iterator<Item = &mut Held> {
+        self.held.values_mut()
+    }
+
+    /// Its handler started something there: it is not refusing any more.
+    pub(crate) fn accepted(&mut self, incarnation: IncarnationId, handler: &str) {
+        if let Some(seat) = self.seat_mut(incarnation, handler) {
+            seat.refusal = None;
+        }
+    }
+
+    /// It refused something: left out for 100 ms, doubling to 5 s with every further refusal.
+    pub(crate) fn refused(&mut self, incarnation: IncarnationId, handler: &str, now: Instant) {
+        if let Some(seat) = self.seat_mut(incarnation, handler) {
+            seat.refuse(now);
+        }
+    }
+
+    /// A run ended there.
+    pub(crate) fn record_cost(
+        &mut self,
+        incarnation: IncarnationId,
+        handler: &str,
+        cost_ms: i64,
+        now: Instant,
+    ) {
+        if let Some(seat) = self.seat_mut(incarnation, handler) {
+            seat.costs.record(now, cost_ms);
+        }
+        if let Some(member) = self.members.get_mut(&incarnation) {
+            member.costs.record(now, cost_ms);
+        }
+    }
+
+    fn seat_mut(&mut self, incarnation: IncarnationId, handler: &str) -> Option<&mut Seat> {
+        self.members.get_mut(&incarnation)?.seats.get_mut(handler)
+    }
+
+    /// The earliest instant at which somebody who refused is asked again.
+    pub(crate) fn next_retry(&self, now: Instant) -> Option<Instant> {
+        let seats = self.members.values().flat_map(|member| member.seats.values());
+        seats
+            .filter_map(|seat| seat.refusal.map(|refusal| refusal.until))
+            .filter(|until| *until > now)
+            .min()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,424 @@
+//! The leader: one task that owns everything a term needs to know, and does one thing after the other.
+//!
+//! A pass claims and places what is due; between passes the leader hears what happened and sleeps until the earliest
+//! instant at which it has something to do.
+
+use crate::{
+    balancer::Balancer,
+    fleet::Fleet,
+    leadership::Tenure,
+    listen::{Event, Listeners},
+    placement::Backlog,
+    publish::{Delivered, Publisher},
+    reconcile::Strangers,
+    recovery::Inquests,
+};
+use isocost_common::{
+    Ports,
+    broker::{BrokerHealth, topology::Names},
+    config::{DispatcherConfig, LeaseConfig},
+    error_chain::chain,
+    execution::ExecutionStatus,
+    id::AppId,
+    message::{Settled, SettledMessage},
+    store::{Store, StoreError, claim::Agenda},
+    time::EpochMillis,
+};
+use std::{collections::HashMap, sync::Arc, time::Duration};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{error, warn};
+
+/// The set is compared with the database this often.
+pub(crate) const RELOAD_INTERVAL: Duration = Duration::from_secs(2);
+/// The slow rounds: moves, silent workers, recovery.
+const ROUND_INTERVAL: Duration = Duration::from_millis(100);
+/// Database or broker away for this long: somebody else may do better.
+const UNFIT_AFTER: Duration = Duration::from_secs(10);
+/// Events taken in before the next pass.
+const EVENTS_A_PASS: usize = 4_096;
+const FIRST_RETRY: Duration = Duration::from_millis(10);
+const LONGEST_RETRY: Duration = Duration::from_secs(1);
+
+/// What every term of this process shares.
+pub(crate) struct Office {
+    pub(crate) ports: Ports,
+    pub(crate) names: Names,
+    pub(crate) config: DispatcherConfig,
+    pub(crate) leases: LeaseConfig,
+    /// Name of this process in queue names and in the leader row.
+    pub(crate) process: String,
+    /// Asks workers whether they live.
+    pub(crate) probe: reqwest::Client,
+}
+
+/// Why a term ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TermEnd {
+    /// The process shuts down, or the lock is lost.
+    Over,
+    /// A newer leader has begun.
+    Superseded,
+    /// Database or broker are not to be reached from here.
+    Unfit,
+}
+
+/// The leader of one term.
+pub(crate) struct Leader {
+    pub(crate) store: Store,
+    pub(crate) ports: Ports,
+    pub(crate) names: Names,
+    pub(crate) config: DispatcherConfig,
+    pub(crate) leases: LeaseConfig,
+    pub(crate) tenure: Arc<Tenure>,
+    pub(crate) fleet: Fleet,
+    pub(crate) balancer: Balancer,
+    pub(crate) backlog: Backlog,
+    pub(crate) publisher: Publisher,
+    pub(crate) strangers: Strangers,
+    pub(crate) inquests: Inquests,
+    pub(crate) app_limits: HashMap<AppId, u32>,
+    /// Nothing is claimed or placed.
+    pub(crate) maintenance: bool,
+    /// What the tables have to do by time; none when it must be read anew.
+    pub(crate) agenda: Option<Agenda>,
+    /// Rows of members must be written before the next pass.
+    pub(crate) registrations: bool,
+    /// A cancel may have been requested.
+    pub(crate) cancels_due: bool,
+    pub(crate) listeners: Listeners,
+    /// When the term began: no deadline of a run counts from before.
+    pub(crate) began_at: EpochMillis,
+    health: watch::Receiver<BrokerHealth>,
+    reload_at: Instant,
+    round_at: Instant,
+    trouble: Trouble,
+}
+
+/// Since when something this leader needs does not work.
+#[derive(Debug, Default)]
+struct Trouble {
+    database: Option<Instant>,
+    broker: Option<Instant>,
+    pauses: u32,
+}
+
+impl Leader {
+    /// Begins a term: reads what the tables say about workers and what they own, and publishes again what the leader
+    /// before may not have. Every lease and deadline counts from now.
+    pub(crate) async fn take_over(
+        office: &Office,
+        tenure: Arc<Tenure>,
+        term: &CancellationToken,
+    ) -> Result<Self, StoreError> {
+        let ports = office.ports.clone();
+        let now = Instant::now();
+        let mut leader = Self {
+            store: ports.store.clone(),
+            names: office.names.clone(),
+            config: office.config.clone(),
+            leases: office.leases.clone(),
+            tenure,
+            // Three beats and a half: two may be lost.
+            fleet: Fleet::new(office.leases.heartbeat() * 7 / 2),
+            balancer: Balancer::new(office.config.strategy, office.config.weights),
+            backlog: Backlog::default(),
+            publisher: Publisher::new(Arc::clone(&ports.broker), office.names.clone()),
+            strangers: Strangers::default(),
+            inquests: Inquests::new(office.probe.clone()),
+            app_limits: HashMap::new(),
+            maintenance: false,
+            agenda: None,
+            registrations: false,
+            cancels_due: true,
+            listeners: Listeners::start(&ports.broker, &office.names, &office.process, term),
+            began_at: ports.store.now(),
+            health: ports.broker.health(),
+            reload_at: now,
+            round_at: now,
+            trouble: Trouble::default(),
+            ports,
+        };
+        if let Err(failure) = leader.reload().await {
+            term.cancel();
+            leader.listeners.finish().await;
+            return Err(failure);
+        }
+        leader.reload_at = now + RELOAD_INTERVAL;
+        Ok(leader)
+    }
+
+    /// Leads until `term` ends; the pass in hand is completed.
+    pub(crate) async fn run(mut self, term: &CancellationToken) -> TermEnd {
+        let end = loop {
+            if term.is_cancelled() {
+                break TermEnd::Over;
+            }
+            self.hear();
+            let wake_at = match self.pass().await {
+                Ok(wake_at) => {
+                    self.trouble.database = None;
+                    self.trouble.pauses = 0;
+                    self.tenure.made_progress();
+                    wake_at
+                }
+                Err(StoreError::StaleEpoch { mine, current }) => {
+                    warn!(epoch = mine, current, "a newer leader has begun");
+                    break TermEnd::Superseded;
+                }
+                Err(failure) => self.stumble(&failure),
+            };
+            if self.is_unfit() {
+                break TermEnd::Unfit;
+            }
+            self.wait(wake_at, term).await;
+        };
+        term.cancel();
+        self.publisher.finish().await;
+        self.inquests.finish().await;
+        self.listeners.finish().await;
+        end
+    }
+
+    /// Does what is to be done now. Returns when to come back: at once when more is due.
+    async fn pass(&mut self) -> Result<Instant, StoreError> {
+        let now = Instant::now();
+        let delivered = self.publisher.outcomes(now);
+        self.note_delivered(delivered);
+        self.publish_again(now);
+        // In doubt about the lock nothing new is begun; the epoch would refuse it anyway once somebody else leads.
+        if !self.tenure.is_valid() {
+            return Ok(now + ROUND_INTERVAL);
+        }
+        if now >= self.reload_at {
+            self.reload().await?;
+            self.reload_at = now + RELOAD_INTERVAL;
+        }
+        if self.registrations {
+            self.save_members(now).await?;
+        }
+        if now >= self.round_at {
+            self.round(now).await?;
+            self.round_at = Instant::now() + ROUND_INTERVAL;
+        }
+        let more = self.is_ready() && self.work().await?;
+        Ok(if more { now } else { self.next_wake() })
+    }
+
+    /// What need not happen in every pass.
+    async fn round(&mut self, now: Instant) -> Result<(), StoreError> {
+        self.check_strangers().await?;
+        if std::mem::take(&mut self.cancels_due) {
+            self.find_cancels().await?;
+        }
+        self.request_cancels(now);
+        self.move_unstarted(now);
+        self.watch_silent(now).await?;
+        self.recover_ended(now).await?;
+        self.end_overdue(self.store.now()).await?;
+        self.fleet.forget_ended();
+        Ok(())
+    }
+
+    /// Claims and places. True when more is due at once.
+    async fn work(&mut self) -> Result<bool, StoreError> {
+        let mut more = self.place().await?;
+        let agenda = match self.agenda {
+            Some(agenda) => agenda,
+            None => self.read_agenda().await?,
+        };
+        let now = self.store.now();
+        let is_due = |at: Option<EpochMillis>| at.is_some_and(|at| at <= now);
+        if is_due(agenda.next_deadline) {
+            more |= self.expire(now).await?;
+        }
+        if is_due(agenda.next_not_before) {
+            more |= self.promote(now).await?;
+        }
+        if is_due(agenda.next_trigger) {
+            more |= self.claim().await?;
+        }
+        Ok(more)
+    }
+
+    /// True while the broker takes messages and no user has asked for quiet.
+    fn is_ready(&mut self) -> bool {
+        let ready = *self.health.borrow() == BrokerHealth::Ready;
+        self.trouble.broker = match self.trouble.broker {
+            _ if ready => None,
+            None => Some(Instant::now()),
+            since => since,
+        };
+        ready && !self.maintenance && !self.publisher.is_congested()
+    }
+
+    /// True while leases may be judged: heartbeats could have arrived.
+    pub(crate) fn can_judge(&self) -> bool {
+        self.trouble.broker.is_none() && self.trouble.database.is_none()
+    }
+
+    /// When to look again if nobody calls.
+    fn next_wake(&self) -> Instant {
+        let now = Instant::now();
+        let longest = now + Duration::from_millis(self.config.max_sleep_ms);
+        let due = self.agenda.and_then(|agenda| agenda.earliest()).map(|due| {
+            // Overdue although nothing more was to be done: its row is locked by somebody, or nothing may be claimed.
+            let pause = due.since(self.store.now());
+            now + pause.max(Duration::from_millis(if self.maintenance { 500 } else { 1 }))
+        });
+        let retry = (!self.backlog.is_empty())
+            .then(|| self.fleet.next_retry(now))
+            .flatten();
+        [
+            Some(longest),
+            due,
+            retry,
+            self.publisher.next_again(),
+            Some(self.round_at),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+        .unwrap_or(longest)
+    }
+
+    /// Logs a failed pass and returns when to try again.
+    fn stumble(&mut self, failure: &StoreError) -> Instant {
+        let now = Instant::now();
+        // What was committed, or not, is read again before anything else happens.
+        self.agenda = None;
+        self.backlog.is_stale = true;
+        self.reload_at = now;
+        if failure.is_transient() {
+            warn!(error = %chain(failure), "a pass of the leader failed");
+        } else {
+            error!(error = %chain(failure), "a pass of the leader failed");
+        }
+        if matches!(failure, StoreError::Unavailable(_) | StoreError::UnknownCommit(_)) {
+            self.trouble.database.get_or_insert(now);
+        }
+        self.trouble.pauses = (self.trouble.pauses + 1).min(8);
+        now + (FIRST_RETRY * 2_u32.pow(self.trouble.pauses - 1)).min(LONGEST_RETRY)
+    }
+
+    fn is_unfit(&self) -> bool {
+        let long_ago = |since: Option<Instant>| since.is_some_and(|since| since.elapsed() >= UNFIT_AFTER);
+        long_ago(self.trouble.database) || long_ago(self.trouble.broker)
+    }
+
+    /// Sleeps until `wake_at`, or until something is heard. Waits only: nothing is lost when it ends.
+    async fn wait(&mut self, wake_at: Instant, term: &CancellationToken) {
+        if wake_at <= Instant::now() {
+            // Others on this thread get their turn even when passes follow each other without a pause.
+            return tokio::task::yield_now().await;
+        }
+        tokio::select! {
+            () = term.cancelled() => {}
+            () = sleep_until(wake_at) => {}
+            event = self.listeners.events.recv() => {
+                if let Some(event) = event {
+                    self.take_in(event);
+                }
+            }
+            delivered = self.publisher.next_outcome(Instant::now) => self.note_delivered(delivered),
+            finding = self.inquests.next() => self.take_finding(finding),
+            _ = self.health.changed() => {}
+        }
+    }
+
+    /// Takes in what was heard since the last pass.
+    fn hear(&mut self) {
+        for _ in 0..EVENTS_A_PASS {
+            let Ok(event) = self.listeners.events.try_recv() else {
+                return;
+            };
+            self.take_in(event);
+        }
+    }
+
+    fn take_in(&mut self, event: Event) {
+        match event {
+            Event::Heartbeat(heartbeat, heard_at) => self.take_heartbeat(&heartbeat, heard_at),
+            Event::HeartbeatsInterrupted => self.fleet.restart_leases(Instant::now()),
+            Event::HeartbeatsMarker(marker) => self.inquests.heartbeats_drained(marker),
+            Event::ResultsMarker(marker) => self.inquests.results_taken_in(marker),
+            Event::Settled(SettledMessage { settled }) => {
+                let now = Instant::now();
+                for settled in &settled {
+                    self.take_settled(settled, now);
+                }
+            }
+            Event::Wake(due) => self.take_wake(due),
+        }
+    }
+
+    fn take_wake(&mut self, due: EpochMillis) {
+        self.backlog.is_stale = true;
+        self.cancels_due = true;
+        match &mut self.agenda {
+            // Not due yet, and the rest of the agenda stands: no need to read it again.
+            Some(agenda) if due > self.store.now() => {
+                let next = agenda.next_trigger.map_or(due, |next| next.min(due));
+                agenda.next_trigger = Some(next);
+            }
+            agenda => *agenda = None,
+        }
+    }
+
+    fn take_settled(&mut self, settled: &Settled, now: Instant) {
+        if settled.status == ExecutionStatus::Running {
+            self.fleet.accepted(settled.incarnation, &settled.handler);
+            if let Some(held) = self.fleet.held_mut(settled.claim) {
+                held.status = ExecutionStatus::Running;
+                held.started_at.get_or_insert(self.store.now());
+            }
+            return;
+        }
+        self.fleet.let_go(settled.claim);
+        if let Some(cost_ms) = settled.cost_ms {
+            self.fleet.accepted(settled.incarnation, &settled.handler);
+            self.fleet
+                .record_cost(settled.incarnation, &settled.handler, cost_ms, now);
+        }
+        if settled.refused {
+            self.fleet.refused(settled.incarnation, &settled.handler, now);
+        }
+        match settled.status {
+            ExecutionStatus::Pending => self.backlog.is_stale = true,
+            ExecutionStatus::Scheduled => self.agenda = None,
+            _ => {}
+        }
+    }
+
+    fn note_delivered(&mut self, delivered: Vec<Delivered>) {
+        for claim in delivered.into_iter().flat_map(|delivered| delivered.claims) {
+            if let Some(held) = self.fleet.held_mut(claim) {
+                held.published = true;
+            }
+        }
+    }
+
+    fn publish_again(&mut self, now: Instant) {
+        let fleet = &self.fleet;
+        self.publisher.publish_again(now, |claim| {
+            fleet
+                .held(claim)
+                .is_some_and(|held| held.status == ExecutionStatus::Dispatched)
+        });
+    }
+
+    /// The set is compared with the database before the next pass.
+    pub(crate) fn reload_soon(&mut self) {
+        self.reload_at = Instant::now();
+    }
+
+    async fn read_agenda(&mut self) -> Result<Agenda, StoreError> {
+        let mut reader = self.store.reader().await?;
+        let agenda = isocost_common::store::claim::agenda(&mut reader).await?;
+        self.agenda = Some(agenda);
+        Ok(agenda)
+    }
+}

@@ -1,0 +1,211 @@
+//! Who leads: one dispatcher at a time, by a lock that it keeps only as long as it gets its work done. The lock saves
+//! effort; what makes a second leader harmless is the epoch in the database.
+
+use crate::leader::{self, Leader};
+use isocost_common::{
+    config::LeaseConfig,
+    coordination::Coordination,
+    error_chain::chain,
+    store::{Store, epoch},
+};
+use parking_lot::Mutex;
+use std::{sync::Arc, time::Duration};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+/// The lock's name.
+const LOCK: &str = "leader";
+/// A leader without a full pass for this long does not deserve the lock.
+const PROGRESS_LIMIT: Duration = Duration::from_secs(5);
+/// Standing back after having resigned, so that somebody healthier can take the lock.
+const AFTER_RESIGNING: Duration = Duration::from_secs(2);
+/// Clocks further apart than this make every instant in the tables doubtful.
+const MOST_SKEW_MS: i64 = 5_000;
+const SKEW_WARNING_MS: i64 = 500;
+
+/// One term of office: the epoch, and how long the lock is known to be ours.
+#[derive(Debug)]
+pub(crate) struct Tenure {
+    pub(crate) epoch: i64,
+    valid_until: Mutex<Instant>,
+    progress: Mutex<Instant>,
+}
+
+impl Tenure {
+    pub(crate) fn new(epoch: i64, valid_until: Instant) -> Self {
+        Self {
+            epoch,
+            valid_until: Mutex::new(valid_until),
+            progress: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// False from the moment on at which somebody else could hold the lock.
+    pub(crate) fn is_valid(&self) -> bool {
+        Instant::now() < *self.valid_until.lock()
+    }
+
+    /// The leader has completed a pass.
+    pub(crate) fn made_progress(&self) {
+        *self.progress.lock() = Instant::now();
+    }
+
+    fn is_working(&self) -> bool {
+        self.progress.lock().elapsed() < PROGRESS_LIMIT
+    }
+
+    fn extend(&self, until: Instant) {
+        *self.valid_until.lock() = until;
+    }
+}
+
+/// Stands for leader until `shutdown`, and leads whenever it holds the lock.
+pub(crate) async fn campaign(office: &leader::Office, shutdown: &CancellationToken) {
+    let coordination = office.ports.coordination.as_ref();
+    let poll = poll_interval(&office.leases);
+    while !shutdown.is_cancelled() {
+        let token = uuid_token();
+        let asked_at = Instant::now();
+        let taken = coordination
+            .try_lock(LOCK, &token, office.leases.lock_ttl())
+            .await;
+        let stand_back = match taken {
+            Ok(true) => {
+                let resigned = serve(office, &token, asked_at, shutdown).await;
+                // Released whatever happened: a lock that is no longer ours is left alone by the token.
+                if let Err(error) = coordination.release_lock(LOCK, &token).await {
+                    warn!(%error, "releasing the leader's lock");
+                }
+                resigned.then_some(AFTER_RESIGNING)
+            }
+            Ok(false) => None,
+            Err(error) => {
+                warn!(%error, "asking for the leader's lock");
+                None
+            }
+        };
+        let jitter = poll.mul_f64(rand::random_range(0.0..0.2));
+        tokio::select! {
+            () = shutdown.cancelled() => {}
+            () = tokio::time::sleep(stand_back.unwrap_or(poll) + jitter) => {}
+        }
+    }
+}
+
+/// A quarter of a second with the default TTL: a clean handover is taken up at once, for four small requests a second.
+fn poll_interval(leases: &LeaseConfig) -> Duration {
+    leases.lock_ttl() / 40
+}
+
+fn uuid_token() -> String {
+    isocost_common::id::MessageId::generate().to_string()
+}
+
+/// One term, from the lock to its end. True when it ended because something here is not fit to lead.
+async fn serve(
+    office: &leader::Office,
+    token: &str,
+    asked_at: Instant,
+    shutdown: &CancellationToken,
+) -> bool {
+    let store = &office.ports.store;
+    if !clocks_agree(store).await {
+        return true;
+    }
+    let epoch = match epoch::begin(store, &office.process).await {
+        Ok(epoch) => epoch,
+        Err(failure) => {
+            error!(error = %chain(&failure), "beginning an epoch");
+            return true;
+        }
+    };
+    let tenure = Arc::new(Tenure::new(epoch, asked_at + office.leases.lock_ttl()));
+    info!(epoch, process = office.process, "leading");
+    metrics::gauge!("isocost_leader").set(1.0);
+    metrics::gauge!("isocost_leader_epoch").set(epoch as f64);
+    let term = shutdown.child_token();
+    let lead = async {
+        let end = match Leader::take_over(office, Arc::clone(&tenure), &term).await {
+            Ok(leader) => leader.run(&term).await,
+            Err(failure) => {
+                error!(error = %chain(&failure), epoch, "taking over");
+                leader::TermEnd::Unfit
+            }
+        };
+        term.cancel();
+        end
+    };
+    let keep = keep_lock(
+        office.ports.coordination.as_ref(),
+        &office.leases,
+        token,
+        &tenure,
+        &term,
+    );
+    let (end, ()) = tokio::join!(lead, keep);
+    metrics::gauge!("isocost_leader").set(0.0);
+    info!(epoch, ?end, "no longer leading");
+    end == leader::TermEnd::Unfit
+}
+
+/// True when the database's clock and this machine's are close enough to lead by.
+async fn clocks_agree(store: &Store) -> bool {
+    match store.measure_clock().await {
+        Ok(offset_ms) if offset_ms.abs() > MOST_SKEW_MS => {
+            error!(
+                offset_ms,
+                "the clocks of the database and of this machine are too far apart to lead"
+            );
+            false
+        }
+        Ok(offset_ms) => {
+            if offset_ms.abs() > SKEW_WARNING_MS {
+                warn!(offset_ms, "the clocks of the database and of this machine differ");
+            }
+            true
+        }
+        Err(failure) => {
+            warn!(error = %chain(&failure), "measuring the database's clock");
+            false
+        }
+    }
+}
+
+/// Renews the lock while the leader makes progress; ends the term when the lock is lost, or in doubt for too long.
+async fn keep_lock(
+    coordination: &dyn Coordination,
+    leases: &LeaseConfig,
+    token: &str,
+    tenure: &Tenure,
+    term: &CancellationToken,
+) {
+    let interval = leases.lock_ttl() / 5;
+    loop {
+        tokio::select! {
+            () = term.cancelled() => return,
+            () = tokio::time::sleep(interval) => {}
+        }
+        if !tenure.is_working() {
+            warn!(
+                epoch = tenure.epoch,
+                "the leader makes no progress: its lock is not renewed"
+            );
+        } else {
+            let asked_at = Instant::now();
+            match coordination.renew_lock(LOCK, token, leases.lock_ttl()).await {
+                Ok(true) => tenure.extend(asked_at + leases.lock_ttl()),
+                Ok(false) => {
+                    warn!(epoch = tenure.epoch, "the leader's lock is lost");
+                    tenure.extend(Instant::now());
+                    return term.cancel();
+                }
+                Err(error) => warn!(%error, "renewing the leader's lock"),
+            }
+        }
+        if !tenure.is_valid() {
+            warn!(epoch = tenure.epoch, "the leader's lock may be somebody else's");
+            return term.cancel();
+        }
+    }
+}

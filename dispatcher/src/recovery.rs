@@ -1,0 +1,421 @@
+//! Death and recovery: who has been silent for too long, whether that proves anything, and what happens to the work of
+//! the dead.
+//!
+//! A verdict needs both heartbeat paths expired and a probe that finds nobody, or three leases of silence, or a process
+//! that has taken the dead one's place. Then, in this order: marked dead in the database, tombstone, every report the
+//! dead one had confirmed is taken in, and only then its executions go elsewhere. The last step is a scan of what ended
+//! incarnations own, so every leader finishes what another began.
+
+use crate::{
+    inquest::{Finding, Subject, Verdict, examine},
+    leader::Leader,
+};
+use isocost_common::{
+    broker::{Message, Publication},
+    execution::{ExecutionError, ExecutionEvent, ExecutionStatus},
+    id::{ExecutionId, IncarnationId, JobId, MessageId},
+    job::RetryPolicy,
+    message::{Marker, kind},
+    store::{
+        CHUNK, Store, StoreError, Tx, epoch,
+        executions::ExecutionRow,
+        recovery,
+        transitions::{self, Change},
+        workers::{self, WorkerStatus},
+    },
+    time::EpochMillis,
+};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
+use tokio::{
+    task::{JoinError, JoinSet},
+    time::Instant,
+};
+use tracing::{info, warn};
+
+/// Inquests at once.
+const MOST_INQUESTS: usize = 16;
+/// A worker found alive, or not to be judged, is looked at again after this long.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// A marker that did not come back by then is sent again.
+const MARKER_PATIENCE: Duration = Duration::from_secs(5);
+/// Far longer than a worker could go on believing that it lives.
+const TOMBSTONE_TTL: Duration = Duration::from_secs(24 * 3_600);
+
+/// What is being found out about silent and ended incarnations.
+pub(crate) struct Inquests {
+    probe: reqwest::Client,
+    running: JoinSet<Finding>,
+    suspects: BTreeMap<IncarnationId, Suspicion>,
+    ended: BTreeMap<IncarnationId, Aftermath>,
+}
+
+/// How far an inquest has come.
+#[derive(Debug)]
+enum Suspicion {
+    /// Under way.
+    Examined,
+    /// Found alive, or nothing can be said.
+    Released { until: Instant },
+    /// Nobody is there. Decided once every heartbeat queued up to now was heard and none was its own.
+    Convicted {
+        reason: &'static str,
+        marker: Marker,
+        sent_at: Instant,
+        heard: bool,
+    },
+}
+
+/// How far the work of an ended incarnation has come.
+#[derive(Debug, Default)]
+struct Aftermath {
+    entombed: bool,
+    /// Sent through the results queue, and when.
+    marker: Option<(Marker, Instant)>,
+    /// Everything it had confirmed is taken in.
+    results_in: bool,
+}
+
+impl Inquests {
+    pub(crate) fn new(probe: reqwest::Client) -> Self {
+        Self {
+            probe,
+            running: JoinSet::new(),
+            suspects: BTreeMap::new(),
+            ended: BTreeMap::new(),
+        }
+    }
+
+    /// True when this term knows the incarnation as ended.
+    pub(crate) fn is_dead(&self, incarnation: IncarnationId) -> bool {
+        self.ended.contains_key(&incarnation)
+    }
+
+    /// Its tombstone is written again in the next round.
+    pub(crate) fn entomb_again(&mut self, incarnation: IncarnationId) {
+        self.ended.entry(incarnation).or_default().entombed = false;
+    }
+
+    pub(crate) fn heartbeats_drained(&mut self, drained: Marker) {
+        for suspicion in self.suspects.values_mut() {
+            match suspicion {
+                Suspicion::Convicted { marker, heard, .. } if *marker == drained => *heard = true,
+                _ => {}
+            }
+        }
+    }
+
+    pub(crate) fn results_taken_in(&mut self, taken_in: Marker) {
+        for aftermath in self.ended.values_mut() {
+            aftermath.results_in |= aftermath.marker.is_some_and(|(marker, _)| marker == taken_in);
+        }
+    }
+
+    /// Waits for an inquest to end; for ever when there is none. Cancel-safe.
+    pub(crate) async fn next(&mut self) -> Result<Finding, JoinError> {
+        match self.running.join_next().await {
+            Some(ended) => ended,
+            None => std::future::pending().await,
+        }
+    }
+
+    pub(crate) async fn finish(&mut self) {
+        while self.running.join_next().await.is_some() {}
+    }
+}
+
+impl Leader {
+    pub(crate) fn take_finding(&mut self, finding: Result<Finding, JoinError>) {
+        let now = Instant::now();
+        let released = Suspicion::Released {
+            until: now + LOOK_AGAIN,
+        };
+        match finding {
+            Ok(Finding { subject, verdict }) => {
+                let suspicion = match verdict {
+                    Verdict::Dead(reason) => {
+                        let marker = new_marker();
+                        self.publisher.send(vec![Publication {
+                            exchange: String::new(),
+                            routing_key: self.listeners.heartbeats_queue.clone(),
+                            mandatory: true,
+                            message: Message::json(kind::MARKER, &marker),
+                        }]);
+                        Suspicion::Convicted {
+                            reason,
+                            marker,
+                            sent_at: now,
+                            heard: false,
+                        }
+                    }
+                    Verdict::Alive | Verdict::Unclear => released,
+                };
+                self.inquests.suspects.insert(subject, suspicion);
+            }
+            Err(failure) => {
+                warn!(%failure, "an inquest broke");
+                self.inquests
+                    .suspects
+                    .retain(|_, suspicion| !matches!(suspicion, Suspicion::Examined));
+            }
+        }
+    }
+
+    /// Looks into members that have been silent for a lease, and buries those whose death is proven.
+    pub(crate) async fn watch_silent(&mut self, now: Instant) -> Result<(), StoreError> {
+        if !self.can_judge() {
+            self.fleet.restart_leases(now);
+        }
+        let subjects = self.silent(now);
+        self.inquests
+            .suspects
+            .retain(|incarnation, _| subjects.iter().any(|subject| subject.incarnation == *incarnation));
+        let mut proven = Vec::new();
+        for subject in subjects {
+            match self.inquests.suspects.get(&subject.incarnation) {
+                Some(Suspicion::Convicted {
+                    reason, heard: true, ..
+                }) => proven.push((subject, *reason)),
+                Some(Suspicion::Convicted { sent_at, .. }) if now < *sent_at + MARKER_PATIENCE => {}
+                Some(Suspicion::Released { until }) if now < *until => {}
+                Some(Suspicion::Examined) => {}
+                _ if self.inquests.running.len() < MOST_INQUESTS => self.begin_inquest(subject),
+                _ => {}
+            }
+        }
+        for (subject, reason) in proven {
+            self.bury(&subject, reason, now).await?;
+        }
+        Ok(())
+    }
+
+    fn begin_inquest(&mut self, subject: Subject) {
+        self.inquests
+            .suspects
+            .insert(subject.incarnation, Suspicion::Examined);
+        let (ports, names) = (self.ports.clone(), self.names.clone());
+        let probe = self.inquests.probe.clone();
+        self.inquests
+            .running
+            .spawn(async move { examine(&ports, &names, &probe, subject).await });
+    }
+
+    /// The members that have been silent for a lease, or for two beats while another incarnation of the same worker
+    /// answers in their place.
+    fn silent(&self, now: Instant) -> Vec<Subject> {
+        let lease = isocost_common::config::millis(self.leases.dead_after_ms);
+        let two_beats = self.leases.heartbeat() * 2;
+        let living = || self.fleet.members().filter(|member| member.ended.is_none());
+        let mut subjects = Vec::new();
+        for member in living() {
+            let silence = now.duration_since(member.lease_from);
+            let successor = living()
+                .filter(|other| other.worker == member.worker && other.incarnation != member.incarnation)
+                .filter(|other| other.port != 0 && (&other.host, other.port) == (&member.host, member.port))
+                .filter(|other| other.lease_from > member.lease_from)
+                .map(|other| other.incarnation)
+                .max();
+            if silence >= lease || (successor.is_some() && silence >= two_beats) {
+                subjects.push(Subject {
+                    worker: member.worker.clone(),
+                    incarnation: member.incarnation,
+                    host: member.host.clone(),
+                    port: member.port,
+                    silence,
+                    lease,
+                    successor,
+                });
+            }
+        }
+        subjects
+    }
+
+    async fn bury(
+        &mut self,
+        subject: &Subject,
+        reason: &'static str,
+        now: Instant,
+    ) -> Result<(), StoreError> {
+        let Subject {
+            worker,
+            incarnation,
+            silence,
+            ..
+        } = subject;
+        let mut tx = self.store.begin().await?;
+        epoch::guard(&mut tx, self.tenure.epoch).await?;
+        workers::set_status(&mut tx, &[(*incarnation, WorkerStatus::Dead)], self.store.now()).await?;
+        tx.commit().await?;
+        warn!(worker.id = %worker, incarnation = %incarnation, silence_ms = silence.as_millis(), reason,
+            "a worker is dead");
+        metrics::counter!("isocost_workers_dead_total").increment(1);
+        self.fleet.end(worker, *incarnation, WorkerStatus::Dead, now);
+        self.inquests.suspects.remove(incarnation);
+        self.inquests.ended.insert(*incarnation, Aftermath::default());
+        Ok(())
+    }
+
+    /// Gives the executions of ended incarnations to others, as soon as everything those had reported is taken in.
+    pub(crate) async fn recover_ended(&mut self, now: Instant) -> Result<(), StoreError> {
+        let ended: Vec<(IncarnationId, WorkerStatus, u32)> = self
+            .fleet
+            .members()
+            .filter_map(|member| Some((member.incarnation, member.ended?, member.active)))
+            .collect();
+        for (incarnation, status, _) in &ended {
+            self.inquests
+                .ended
+                .entry(*incarnation)
+                .or_insert_with(|| Aftermath {
+                    // Who said goodbye does not come back and needs no tombstone.
+                    entombed: *status == WorkerStatus::Offline,
+                    ..Aftermath::default()
+                });
+        }
+        self.entomb_dead().await;
+        for (incarnation, _, active) in ended {
+            let Some(aftermath) = self.inquests.ended.get_mut(&incarnation) else {
+                continue;
+            };
+            if active == 0 || !aftermath.entombed {
+                continue;
+            }
+            if aftermath.results_in {
+                self.recover(incarnation).await?;
+            } else if aftermath
+                .marker
+                .is_none_or(|(_, sent_at)| now >= sent_at + MARKER_PATIENCE)
+            {
+                let marker = new_marker();
+                aftermath.marker = Some((marker, now));
+                self.publisher.send(vec![Publication {
+                    exchange: self.names.results_exchange(),
+                    routing_key: self.names.results_queue(),
+                    mandatory: true,
+                    message: Message::json(kind::MARKER, &marker),
+                }]);
+            }
+        }
+        Ok(())
+    }
+
+    async fn entomb_dead(&mut self) {
+        for (incarnation, aftermath) in &mut self.inquests.ended {
+            if aftermath.entombed {
+                continue;
+            }
+            match self.ports.coordination.entomb(*incarnation, TOMBSTONE_TTL).await {
+                Ok(()) => aftermath.entombed = true,
+                // The next round tries again; until then nothing of it is given to others.
+                Err(error) => return warn!(%error, incarnation = %incarnation, "writing a tombstone"),
+            }
+        }
+    }
+
+    async fn recover(&mut self, incarnation: IncarnationId) -> Result<(), StoreError> {
+        let ids: Vec<ExecutionId> = self
+            .fleet
+            .all_held()
+            .filter(|held| held.incarnation == incarnation)
+            .map(|held| held.claim.execution)
+            .take(CHUNK)
+            .collect();
+        let now = self.store.now();
+        let mut tx = self.store.begin().await?;
+        epoch::guard(&mut tx, self.tenure.epoch).await?;
+        let changes = deaths(&mut tx, &ids, now, |row| row.incarnation == Some(incarnation)).await?;
+        let applied = transitions::apply(&mut tx, &changes).await?;
+        tx.commit().await?;
+        info!(incarnation = %incarnation, executions = changes.len(), "took back what an ended worker held");
+        self.note_changed(&changes, &applied);
+        // What was no longer its own is none of ours: the set follows the database at the next reload.
+        if changes.len() < ids.len() {
+            self.reload_soon();
+        }
+        Ok(())
+    }
+}
+
+fn new_marker() -> Marker {
+    Marker {
+        marker: MessageId::generate(),
+    }
+}
+
+/// What the death of their worker means for these executions, as far as they still belong to it under their locks.
+async fn deaths(
+    tx: &mut Tx,
+    ids: &[ExecutionId],
+    now: EpochMillis,
+    concerns: impl Fn(&ExecutionRow) -> bool,
+) -> Result<Vec<Change>, StoreError> {
+    let rows = transitions::lock(tx, ids).await?;
+    let running = rows.iter().filter(|row| row.status == ExecutionStatus::Running);
+    let jobs: Vec<JobId> = running.map(|row| row.job).collect();
+    let policies = transitions::retry_policies(tx, &jobs).await?;
+    Ok(rows
+        .into_iter()
+        .filter(|row| row.status.is_owned() && concerns(row))
+        .filter_map(|row| death(row, now, &policies))
+        .collect())
+}
+
+fn death(row: ExecutionRow, now: EpochMillis, policies: &HashMap<JobId, RetryPolicy>) -> Option<Change> {
+    let step = row.status.after(&ExecutionEvent::WorkerDead, row.facts()).ok()?;
+    let policy = policies.get(&row.job).copied().unwrap_or_default();
+    let failures = step.attempt.saturating_sub(step.interruptions).max(1);
+    let retry = step.to == ExecutionStatus::Scheduled;
+    Some(Change {
+        step,
+        at: now,
+        started_at: None,
+        not_before: retry.then(|| now + policy.pause_after(failures)),
+        result: None,
+        error: retry.then(|| ExecutionError::new("worker.lost", "its worker died while it ran")),
+        message: Some("its worker died".into()),
+        before: row,
+    })
+}
+
+/// Declares every incarnation of before dead, and gives back what they held: for a start that has proof that nothing of
+/// before is alive, such as the exclusive lock on the data folder of `isocost standalone`. Returns how many executions
+/// were given back.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn bury_all(store: &Store) -> Result<usize, StoreError> {
+    let now = store.now();
+    store
+        .transact(|| async {
+            let mut tx = store.begin().await?;
+            workers::mark_all_dead(&mut tx, now).await?;
+            tx.commit().await
+        })
+        .await?;
+    let mut reader = store.reader().await?;
+    let owned = recovery::owned(&mut reader).await?;
+    drop(reader);
+    let ids: Vec<ExecutionId> = owned.iter().map(|owned| owned.claim.execution).collect();
+    let mut given_back = 0;
+    for chunk in ids.chunks(CHUNK) {
+        given_back += store
+            .transact(|| async {
+                let mut tx = store.begin().await?;
+                let changes = deaths(&mut tx, chunk, now, |_| true).await?;
+                // The callbacks' tickets are left to the sweeper: there is no broker yet.
+                transitions::apply(&mut tx, &changes).await?;
+                tx.commit().await?;
+                Ok(changes.len())
+            })
+            .await?;
+    }
+    if given_back > 0 {
+        info!(
+            executions = given_back,
+            "took back what was held before the restart"
+        );
+    }
+    Ok(given_back)
+}
