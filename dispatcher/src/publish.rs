@@ -117,7 +117,7 @@ impl Publisher {
         &mut self,
         worker: &WorkerId,
         incarnation: IncarnationId,
-        actions: Vec<ControlAction>,
+        actions: &[ControlAction],
     ) {
         let publications = actions.chunks(MOST_EXECUTIONS).map(|actions| {
             let message = ControlMessage {
