@@ -20,7 +20,7 @@ pub(super) struct Calendar {
 }
 
 impl Calendar {
-    pub fn new(fields: &Fields) -> Result<Self, ScheduleError> {
+    pub(super) fn new(fields: &Fields) -> Result<Self, ScheduleError> {
         let mut cron = engine(&to_croner(fields))?;
         if fields.year.is_none() {
             cron.pattern.years.clone_from(&EVERY_YEAR);
@@ -36,12 +36,12 @@ impl Calendar {
     }
 
     /// The first match in a later second than `local`.
-    pub fn first_after(&self, local: NaiveDateTime) -> Option<NaiveDateTime> {
+    pub(super) fn first_after(&self, local: NaiveDateTime) -> Option<NaiveDateTime> {
         self.search(local, false)
     }
 
     /// The first match in the second of `local` or later.
-    pub fn first_from(&self, local: NaiveDateTime) -> Option<NaiveDateTime> {
+    pub(super) fn first_from(&self, local: NaiveDateTime) -> Option<NaiveDateTime> {
         self.search(local, true)
     }
 

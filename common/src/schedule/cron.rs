@@ -88,11 +88,13 @@ impl CronSchedule {
         &self.expr
     }
 
+    /// The dialect it was read in.
     #[must_use]
     pub fn dialect(&self) -> CronDialect {
         self.dialect
     }
 
+    /// The zone whose wall clock it follows.
     #[must_use]
     pub fn time_zone(&self) -> Tz {
         self.time_zone

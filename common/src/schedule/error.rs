@@ -4,62 +4,98 @@ use super::field::FieldKind;
 /// Why a schedule was refused. The message names the field, the text, what is allowed and a way out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError {
+    /// Longer than anybody would write by hand.
     #[error(
         "the cron expression has {length} characters, {limit} are allowed: shorten lists with ranges or steps"
     )]
-    TooLong { length: usize, limit: usize },
+    TooLong {
+        /// Characters found.
+        length: usize,
+        /// Characters allowed.
+        limit: usize,
+    },
+    /// Not as many fields as the dialect has.
     #[error("{}", describe_field_count(*.found, *.dialect))]
     WrongFieldCount {
+        /// Fields found.
         found: usize,
         /// The dialect that was asked for; `None` when it was to be found out.
         dialect: Option<CronDialect>,
     },
+    /// An `@` word that means nothing.
     #[error(
         "`{name}` is not a known macro: use @yearly, @annually, @monthly, @weekly, @daily, @midnight or @hourly"
     )]
-    UnknownMacro { name: String },
+    UnknownMacro {
+        /// What was written.
+        name: String,
+    },
+    /// Neither quartz nor unix.
     #[error("`{name}` is not a cron dialect: use quartz or unix")]
-    UnknownDialect { name: String },
+    UnknownDialect {
+        /// What was written.
+        name: String,
+    },
+    /// A number that the field does not have.
     #[error("`{text}` is out of range in {}: {allowed} is allowed{remedy}", .field.name())]
     OutOfRange {
+        /// The field.
         field: FieldKind,
+        /// The part that is wrong.
         text: String,
         /// The allowed range, with the meaning of its ends where the dialects differ.
         allowed: String,
         /// Empty, or a clause that begins with a separator.
         remedy: String,
     },
+    /// A range that ends before it begins, in a field that does not wrap around.
     #[error("`{text}` runs backwards in {}: {remedy}", .field.name())]
     RangeBackwards {
+        /// The field.
         field: FieldKind,
+        /// The part that is wrong.
         text: String,
+        /// What to write instead.
         remedy: String,
     },
+    /// A part in no form that the field takes.
     #[error("cannot read `{text}` in {}: {remedy}", .field.name())]
     BadSyntax {
+        /// The field.
         field: FieldKind,
+        /// The part that is wrong.
         text: String,
+        /// What to write instead.
         remedy: String,
     },
+    /// Both day fields are set, which quartz does not combine.
     #[error(
         "dayOfMonth `{day_of_month}` and dayOfWeek `{day_of_week}` are both given: in the quartz dialect exactly one of the two must be `?`{}",
         describe_unset_day(.day_of_month, .day_of_week)
     )]
     BothDayFields {
+        /// The text of the one.
         day_of_month: String,
+        /// The text of the other.
         day_of_week: String,
     },
+    /// Both day fields are `?`.
     #[error("dayOfMonth and dayOfWeek are both `?`: write `*` in dayOfMonth for every day")]
     NoDayField,
+    /// Well formed, but no such day exists.
     #[error("the expression never fires: {reason}")]
     NeverFires {
         /// The field that makes it impossible.
         field: FieldKind,
+        /// Why it is impossible.
         reason: String,
     },
+    /// Not a name of the IANA database.
     #[error("`{name}` is not a known time zone: {}", describe_nearest_zone(*.nearest))]
     UnknownTimeZone {
+        /// What was written.
         name: String,
+        /// A zone that may have been meant.
         nearest: Option<&'static str>,
     },
     /// A form that passed our own checks but not croner's: a defect here, reported instead of a panic.

@@ -6,12 +6,19 @@ use super::error::ScheduleError;
 /// A field of a cron expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FieldKind {
+    /// 0 to 59, quartz only.
     Second,
+    /// 0 to 59.
     Minute,
+    /// 0 to 23.
     Hour,
+    /// 1 to 31.
     DayOfMonth,
+    /// 1 to 12, or JAN to DEC.
     Month,
+    /// SUN to SAT, or a number that the two dialects count differently.
     DayOfWeek,
+    /// 1970 to 2099, quartz only and optional.
     Year,
 }
 
@@ -116,12 +123,12 @@ pub(super) struct Values {
 }
 
 impl Values {
-    pub fn covers(&self, kind: FieldKind) -> bool {
+    pub(super) fn covers(&self, kind: FieldKind) -> bool {
         self.set.len() == usize::from(kind.span())
     }
 
     /// The one value of a field that has only one.
-    pub fn single(&self) -> Option<u16> {
+    pub(super) fn single(&self) -> Option<u16> {
         match self.set[..] {
             [value] => Some(value),
             _ => None,

@@ -60,7 +60,7 @@ pub(super) struct Fields {
 impl Fields {
     /// How many days a month must have for the first of the chosen days of the month to exist in it.
     /// `None` where a weekday or any day is enough.
-    pub fn shortest_month_needed(&self) -> Option<u16> {
+    pub(super) fn shortest_month_needed(&self) -> Option<u16> {
         if !matches!(self.day_rule, DayRule::MonthDay | DayRule::Both) {
             return None;
         }

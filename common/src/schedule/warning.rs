@@ -9,6 +9,7 @@ use super::normalise::{DayRule, Fields, longest};
 pub struct ScheduleWarning {
     /// A stable identifier, such as `cron.uneven-step`.
     pub code: &'static str,
+    /// What it selects, and what may have been meant.
     pub message: String,
 }
 

@@ -13,6 +13,7 @@ pub mod dialect;
 pub mod epoch;
 pub mod error;
 pub mod executions;
+pub mod folder_lock;
 pub mod handler_logs;
 pub mod job_log;
 pub mod jobs;
@@ -31,6 +32,7 @@ pub mod workers;
 
 pub use dialect::Dialect;
 pub use error::StoreError;
+pub use folder_lock::{FolderLock, FolderLockError};
 pub use sql::{AnyQuery, BulkUpdate, Row, placeholders};
 pub use transaction::Tx;
 
