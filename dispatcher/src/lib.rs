@@ -19,6 +19,7 @@ mod placement;
 mod publish;
 mod reconcile;
 mod recovery;
+pub mod relay;
 mod subscription;
 #[cfg(test)]
 mod testing;

@@ -361,6 +361,50 @@ async fn insert_attempts(tx: &mut Tx, attempts: &[&AttemptRecord]) -> Result<(),
     Ok(())
 }
 
+/// Gives claimed deliveries back whose attempt has not begun: it is not counted.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn release(tx: &mut Tx, claimed: &[Waiting]) -> Result<(), StoreError> {
+    let mut sorted: Vec<&Waiting> = claimed.iter().collect();
+    sorted.sort_by_key(|delivery| delivery.id);
+    let guard = format!(
+        "callback_delivery.status = {} and callback_delivery.attempt = v.attempt + 1",
+        DeliveryStatus::Delivering.code()
+    );
+    let dialect = tx.dialect();
+    BulkUpdate {
+        table: "callback_delivery",
+        columns: &["id", "attempt", "status"],
+        set: "leased_until = null",
+        guard: &guard,
+    }
+    .execute(tx, dialect, &sorted, |query, delivery| {
+        query
+            .bind(delivery.id.to_string())
+            .bind(i64::from(delivery.attempt))
+            .bind(DeliveryStatus::Pending.code())
+    })
+    .await?;
+    Ok(())
+}
+
+/// True when a relay stopped in the middle of an attempt and its lease is over.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn any_expired_lease(connection: &mut Connection, now: EpochMillis) -> Result<bool, StoreError> {
+    let sql = format!(
+        "select id from callback_delivery where status = {} and leased_until < ? limit 1",
+        DeliveryStatus::Delivering.code()
+    );
+    let found = sqlx::query(AssertSqlSafe(sql))
+        .bind(now.0)
+        .fetch_optional(connection)
+        .await?;
+    Ok(found.is_some())
+}
+
 /// Puts deliveries back whose relay stopped in the middle of an attempt: the attempt is counted, for its request may
 /// have arrived. At most `limit`; returns how many.
 ///
