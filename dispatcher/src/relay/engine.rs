@@ -246,12 +246,14 @@ impl Engine {
         let begin_before = Instant::now() + LONGEST_WAIT;
         let leased_until = now + self.lease;
         let apps: HashSet<_> = chosen.iter().map(|delivery| delivery.app).collect();
-        let (taken, secrets) = self
-            .ports
-            .store
-            .transact(async |tx| {
-                let taken: HashSet<DeliveryId> = attempts::claim(tx, &chosen, leased_until).await?;
-                Ok((taken, attempts::signing_secrets(tx, &apps, now).await?))
+        let store = &self.ports.store;
+        let (taken, secrets) = store
+            .transact(|| async {
+                let mut tx = store.begin().await?;
+                let taken: HashSet<DeliveryId> = attempts::claim(&mut tx, &chosen, leased_until).await?;
+                let secrets = attempts::signing_secrets(&mut tx, &apps, now).await?;
+                tx.commit().await?;
+                Ok((taken, secrets))
             })
             .await?;
         for delivery in chosen {

@@ -80,12 +80,13 @@ impl Engine {
         let records: Vec<AttemptRecord> = finished.iter().map(|finished| finished.record.clone()).collect();
         let mut pauses = patient();
         loop {
-            let written = self
-                .ports
-                .store
-                .transact(async |tx| {
-                    attempts::record(tx, &records).await?;
-                    attempts::release(tx, &unbegun).await
+            let store = &self.ports.store;
+            let written = store
+                .transact(|| async {
+                    let mut tx = store.begin().await?;
+                    attempts::record(&mut tx, &records).await?;
+                    attempts::release(&mut tx, &unbegun).await?;
+                    tx.commit().await
                 })
                 .await;
             match written {

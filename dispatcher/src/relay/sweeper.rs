@@ -38,14 +38,23 @@ impl Engine {
         drop(reader);
         if abandoned {
             let recovered = store
-                .transact(async |tx| attempts::recover_expired_leases(tx, now, SWEEP_LIMIT).await)
+                .transact(|| async {
+                    let mut tx = store.begin().await?;
+                    let recovered = attempts::recover_expired_leases(&mut tx, now, SWEEP_LIMIT).await?;
+                    tx.commit().await?;
+                    Ok(recovered)
+                })
                 .await?;
             info!(recovered, "callbacks of a relay that stopped are repeated");
         }
         if Instant::now() >= self.expire_at {
             self.expire_at = Instant::now() + EXPIRE_EVERY;
             store
-                .transact(async |tx| attempts::expire_overdue(tx, now).await)
+                .transact(|| async {
+                    let mut tx = store.begin().await?;
+                    attempts::expire_overdue(&mut tx, now).await?;
+                    tx.commit().await
+                })
                 .await?;
         }
         for endpoint in &overdue {
