@@ -9,6 +9,7 @@ mod claim;
 mod cost;
 mod error;
 mod fleet;
+mod housekeeping;
 mod inquest;
 pub mod intake;
 mod leader;
@@ -42,6 +43,7 @@ const PROBE_DEADLINE: Duration = Duration::from_secs(1);
 /// [`Error`] at start. Later failures are logged, and what failed is tried again.
 pub async fn run(config: Config, ports: Ports, shutdown: CancellationToken) -> Result<(), Error> {
     let intake = intake::run(config.clone(), ports.clone(), shutdown.clone());
+    let kept_days = config.dispatcher.history_days;
     let names = Names::new(&config.broker.namespace);
     let topology = names.shared_topology(&config.relay.delay_tiers());
     let office = Office {
@@ -63,7 +65,12 @@ pub async fn run(config: Config, ports: Ports, shutdown: CancellationToken) -> R
     {
         return Ok(());
     }
-    let (intake, ()) = tokio::join!(intake, leadership::campaign(&office, &shutdown));
+    let store = office.ports.store.clone();
+    let (intake, (), ()) = tokio::join!(
+        intake,
+        leadership::campaign(&office, &shutdown),
+        housekeeping::run(&store, kept_days, &shutdown)
+    );
     intake.map_err(Error::Intake)
 }
 

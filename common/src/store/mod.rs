@@ -15,6 +15,7 @@ pub mod error;
 pub mod executions;
 pub mod folder_lock;
 pub mod handler_logs;
+pub mod history;
 pub mod job_log;
 pub mod jobs;
 pub mod listing;

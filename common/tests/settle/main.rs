@@ -1,6 +1,7 @@
 //! What the end of an execution does to everything that hangs on it, on each database.
 
 mod given;
+mod history;
 
 use given::*;
 use isocost_common::{
