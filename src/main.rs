@@ -4,6 +4,7 @@
 mod cli;
 mod client;
 mod exit;
+mod out;
 
 use clap::Parser;
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
 //! `isocost config`, and reading the configuration for the other commands.
 
-use crate::exit::Failure;
+use crate::{exit::Failure, out};
 use anyhow::Context;
 use clap::Args;
 use isocost_common::config::{self, Config};
@@ -29,6 +29,5 @@ impl ConfigArgs {
 
 pub(super) fn run(args: &ConfigArgs) -> Result<(), Failure> {
     let text = toml::to_string(&args.load()?).context("writing the configuration as TOML")?;
-    print!("{text}");
-    Ok(())
+    out::line(text.trim_end())
 }

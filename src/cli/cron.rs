@@ -1,6 +1,6 @@
 //! `isocost cron`: the same code that fires jobs, asked what it would do.
 
-use crate::exit::Failure;
+use crate::{exit::Failure, out};
 use anyhow::{Context, anyhow};
 use chrono::{DateTime, SecondsFormat};
 use clap::Args;
@@ -48,18 +48,17 @@ pub(super) fn run(args: &CronArgs) -> Result<(), Failure> {
         warnings: schedule.warnings(),
     };
     if args.json {
-        println!("{}", serde_json::to_string(&preview).context("writing JSON")?);
-        return Ok(());
+        return out::line(serde_json::to_string(&preview).context("writing JSON")?);
     }
-    println!("{}", preview.description);
+    out::line(&preview.description)?;
     for warning in &preview.warnings {
-        println!("warning: {}", warning.message);
+        out::line(format_args!("warning: {}", warning.message))?;
     }
     if preview.next.is_empty() {
-        println!("nothing fires after {from}");
+        out::line(format_args!("nothing fires after {from}"))?;
     }
     for instant in preview.next {
-        println!("{}", on_the_wall(instant, &schedule)?);
+        out::line(on_the_wall(instant, &schedule)?)?;
     }
     Ok(())
 }

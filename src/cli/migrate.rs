@@ -1,7 +1,7 @@
 //! `isocost migrate`.
 
 use super::config::ConfigArgs;
-use crate::exit::Failure;
+use crate::{exit::Failure, out};
 use anyhow::Context;
 use isocost_common::store::{Store, StoreOptions, migrations};
 
@@ -14,6 +14,5 @@ pub(super) async fn run(args: &ConfigArgs) -> Result<(), Failure> {
     let migrated = migrations::run(&store).await.context("migrating the tables");
     store.close().await;
     migrated?;
-    println!("the tables are up to date");
-    Ok(())
+    out::line("the tables are up to date")
 }

@@ -4,6 +4,7 @@ mod config;
 mod cron;
 mod job;
 mod migrate;
+mod openapi;
 
 use crate::exit::{EXIT_CODES, Failure};
 use clap::{Parser, Subcommand};
@@ -22,6 +23,8 @@ pub(crate) enum Command {
     Job(Box<job::JobArgs>),
     /// Show when a cron expression fires
     Cron(cron::CronArgs),
+    /// Print the OpenAPI document of the REST API
+    Openapi,
     /// Bring the tables of a database up to date
     Migrate(config::ConfigArgs),
     /// Print the configuration in force, secrets hidden
@@ -36,6 +39,7 @@ pub(crate) async fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Job(args) => job::run(*args).await,
         Command::Cron(args) => cron::run(&args),
+        Command::Openapi => openapi::run(),
         Command::Migrate(args) => migrate::run(&args).await,
         Command::Config(args) => config::run(&args),
     }

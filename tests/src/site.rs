@@ -21,6 +21,7 @@ pub struct Site {
     folder: TempDir,
     port: u16,
     environment: Vec<(String, String)>,
+    with_ledger: bool,
 }
 
 impl Site {
@@ -38,6 +39,18 @@ impl Site {
             folder,
             port: free_port(),
             environment: Vec::new(),
+            with_ledger: false,
+        })
+    }
+
+    /// A new one, of a program that also offers the handler `ledger`.
+    ///
+    /// # Errors
+    /// When the folder cannot be made.
+    pub fn with_ledger() -> Result<Self> {
+        Ok(Self {
+            with_ledger: true,
+            ..Self::new()?
         })
     }
 
@@ -69,7 +82,7 @@ impl Site {
     /// What jobs of the handler `ledger` wrote, in all lives of the process.
     #[must_use]
     pub fn ledger(&self) -> Ledger {
-        Ledger::at(self.folder.path().join("ledger"))
+        Ledger::at(self.ledger_path())
     }
 
     /// The log of all lives so far.
@@ -83,12 +96,21 @@ impl Site {
     /// The program's command line for this site.
     #[must_use]
     pub fn command(&self) -> Command {
-        let mut command = Command::new(program());
+        let program = if self.with_ledger {
+            beside_this_test("standalone-with-ledger")
+        } else {
+            isocost()
+        };
+        let mut command = Command::new(program);
         command
-            .args(["standalone", "--listen", &format!("127.0.0.1:{}", self.port)])
-            .arg("--data")
+            .args([
+                "standalone",
+                "--listen",
+                &format!("127.0.0.1:{}", self.port),
+                "--data",
+            ])
             .arg(self.data())
-            .env("ISOCOST_LEDGER_FILE", self.folder.path().join("ledger"))
+            .env("ISOCOST_LEDGER_FILE", self.ledger_path())
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(self.folder.path())
             .stdin(Stdio::null())
@@ -107,7 +129,7 @@ impl Site {
             .stdout(File::create(self.output_path())?)
             .stderr(log)
             .spawn()
-            .with_context(|| format!("starting {}; ISOCOST_BIN names another", program().display()))?;
+            .context("starting the program; is it built? `./test` does that")?;
         Ok(Life { child })
     }
 
@@ -147,6 +169,10 @@ impl Site {
         })
         .await?;
         ended.map_or(Ok(()), |status| Err(anyhow!("the program ended with {status}")))
+    }
+
+    fn ledger_path(&self) -> PathBuf {
+        self.folder.path().join("ledger")
     }
 
     fn output_path(&self) -> PathBuf {
@@ -234,15 +260,16 @@ impl Process {
     }
 }
 
-/// `ISOCOST_BIN`, else the program beside the test that runs.
-fn program() -> PathBuf {
-    if let Some(path) = env::var_os("ISOCOST_BIN") {
-        return path.into();
-    }
+/// The `isocost` program: `ISOCOST_BIN`, else what was built beside the test.
+fn isocost() -> PathBuf {
+    env::var_os("ISOCOST_BIN").map_or_else(|| beside_this_test("isocost"), PathBuf::from)
+}
+
+/// Tests lie in target/debug/deps, programs in target/debug.
+fn beside_this_test(name: &str) -> PathBuf {
     let test = env::current_exe().unwrap_or_default();
-    // target/debug/deps/e2e-… → target/debug/isocost
     let folder = test.parent().and_then(Path::parent).unwrap_or(Path::new("."));
-    folder.join("isocost")
+    folder.join(name)
 }
 
 /// The HTTP client takes the provider of the process; there is none by default.

@@ -1,6 +1,7 @@
 //! `isocost job …`: a client of the REST API.
 
 mod key;
+mod logs;
 mod print;
 mod submit;
 mod wait;
@@ -66,6 +67,8 @@ enum Action {
     },
     /// Run a job now, besides its schedule
     Trigger(TriggerArgs),
+    /// Print what the handler logged in the newest execution of a job
+    Logs(logs::LogsArgs),
     /// Wait until a job has ended for good, and tell by the exit code how
     Wait(wait::WaitArgs),
 }
@@ -119,6 +122,7 @@ pub(super) async fn run(args: JobArgs) -> Result<(), Failure> {
             let path = path(args.job, "/trigger");
             output.object(&client.post(&path, args.into_body()?).await?)
         }
+        Action::Logs(args) => logs::run(&client, output, &args).await,
         Action::Wait(args) => wait::run(&client, output, &args).await,
     }
 }

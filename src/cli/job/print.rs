@@ -1,6 +1,6 @@
 //! Showing answers: as they came for programs, as lines and columns for people.
 
-use crate::exit::Failure;
+use crate::{exit::Failure, out};
 use anyhow::Context;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, de};
@@ -18,8 +18,7 @@ impl Output {
     /// One object: a line a field, in the server's order.
     pub(super) fn object(self, text: &str) -> Result<(), Failure> {
         if self.json {
-            println!("{text}");
-            return Ok(());
+            return out::line(text);
         }
         let Fields(fields) = serde_json::from_str(text).context("reading the server's answer")?;
         let width = fields
@@ -28,7 +27,7 @@ impl Output {
             .max()
             .unwrap_or(0);
         for (name, value) in fields {
-            println!("{name:width$}  {}", plain(&value));
+            out::line(format_args!("{name:width$}  {}", plain(&value)))?;
         }
         Ok(())
     }
@@ -36,23 +35,23 @@ impl Output {
     /// A page of jobs, a line each.
     pub(super) fn job_list(self, text: &str) -> Result<(), Failure> {
         if self.json {
-            println!("{text}");
-            return Ok(());
+            return out::line(text);
         }
         let page: Page = serde_json::from_str(text).context("reading the server's answer")?;
-        println!(
+        out::line(format_args!(
             "{:36}  {:9}  {:24}  {:16}  NAME",
             "JOB", "STATUS", "NEXT", "HANDLER"
-        );
+        ))?;
         for job in page.items {
             let next = job.next_trigger_time.as_deref().unwrap_or("-");
-            println!(
-                "{:36}  {:9}  {next:24}  {:16}  {}",
-                job.job_id, job.status, job.job_handler, job.job_name
-            );
+            let name = visible(&job.job_name);
+            out::line(format_args!(
+                "{:36}  {:9}  {next:24}  {:16}  {name}",
+                job.job_id, job.status, job.job_handler
+            ))?;
         }
         if let Some(token) = page.next_page_token {
-            println!("more: --page-token {token}");
+            out::line(format_args!("more: --page-token {token}"))?;
         }
         Ok(())
     }
@@ -60,7 +59,20 @@ impl Output {
 
 /// Text without its quotes; everything else as it was sent.
 fn plain(value: &RawValue) -> String {
-    serde_json::from_str::<String>(value.get()).unwrap_or_else(|_| value.get().to_owned())
+    serde_json::from_str::<String>(value.get()).map_or_else(|_| value.get().to_owned(), |text| visible(&text))
+}
+
+/// Control characters as escapes: text of others must not steer the terminal.
+pub(super) fn visible(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_control() && character != '\n' && character != '\t' {
+            shown.extend(character.escape_default());
+        } else {
+            shown.push(character);
+        }
+    }
+    shown
 }
 
 #[derive(Deserialize)]
@@ -118,5 +130,10 @@ mod tests {
             .map(|(name, value)| format!("{name}={}", plain(value)))
             .collect();
         assert_eq!(shown, ["z=text", "a=123456789012345678901234567890"]);
+    }
+
+    #[test]
+    fn text_of_others_cannot_steer_the_terminal() {
+        assert_eq!(visible("日报😀\n\u{1b}[2J"), "日报😀\n\\u{1b}[2J");
     }
 }

@@ -53,7 +53,7 @@ async fn wk08_a_job_without_an_attempt_left_ends_as_lost_with_a_reason() -> Resu
 
 #[tokio::test]
 async fn a_job_that_was_not_due_at_the_crash_fires_once_after_it() -> Result<()> {
-    let site = Site::new()?;
+    let site = Site::with_ledger()?;
     let process = site.start().await?;
     let later = with(
         once("ledger"),

@@ -14,7 +14,7 @@ const AT_ONCE: usize = 64;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ap08_of_64_equal_requests_at_once_one_makes_the_job() -> Result<()> {
-    let site = Site::new()?;
+    let site = Site::with_ledger()?;
     let process = site.start().await?;
     let api = process.api();
     for round in 0..10 {
@@ -77,7 +77,7 @@ async fn the_same_key_with_other_content_is_refused_and_changes_nothing() -> Res
 
 #[tokio::test]
 async fn a_request_is_still_known_after_a_crash() -> Result<()> {
-    let site = Site::new()?;
+    let site = Site::with_ledger()?;
     let process = site.start().await?;
     let job = with(once("ledger"), json!({ "clientRequestId": "before the crash" }));
     let id = process.api().submit(&job).await?;

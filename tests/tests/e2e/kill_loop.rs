@@ -29,7 +29,7 @@ async fn after_fifty_kills_every_accepted_job_has_succeeded_and_every_second_run
     let seed = std::env::var("ISOCOST_TEST_SEED").map_or_else(|_| Ok(rand::random()), |text| text.parse())?;
     println!("ISOCOST_TEST_SEED={seed}");
     let mut random = StdRng::seed_from_u64(seed);
-    let site = Site::new()?;
+    let site = Site::with_ledger()?;
     let process = site.start().await?;
     let api = process.api().clone();
     let (enough, mut submitters) = (CancellationToken::new(), JoinSet::new());

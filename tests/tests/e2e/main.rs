@@ -1,6 +1,8 @@
-//! The program from outside: one module a topic. `./test` runs `kill_loop` and `submit_many` (slow) and `latency`
-//! (measures time) apart from the others, by the names of their modules.
+//! The program from outside: one module a topic. `./test` runs those that load the machine (`big_tables`, `kill_loop`,
+//! `submit_many`) and those that measure time (`latency`) apart from the others, by the names of their modules.
 
+mod access;
+mod big_tables;
 mod cases;
 mod concurrency;
 mod crash;

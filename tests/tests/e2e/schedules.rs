@@ -165,7 +165,10 @@ async fn cr13_two_rows_that_cannot_be_evaluated_stop_nobody_and_are_shown_as_inv
     let broken = healthy_jobs(process.api(), 2).await?;
     process.stop().await?;
     for (job, trigger) in [
-        (&broken[0], r#"{"type":"cron","expr":"","timeZone":"UTC","dialect":"quartz"}"#),
+        (
+            &broken[0],
+            r#"{"type":"cron","expr":"","timeZone":"UTC","dialect":"quartz"}"#,
+        ),
         (
             &broken[1],
             r#"{"type":"cron","expr":"* * * * * ?","timeZone":"Mars/Olympus","dialect":"quartz"}"#,
@@ -233,7 +236,7 @@ async fn cr14_after_a_long_stop_a_skipping_job_goes_on_at_the_next_instant() -> 
 
 #[tokio::test]
 async fn du03_a_schedule_with_one_instant_fires_once_and_is_then_complete() -> Result<()> {
-    let site = Site::new()?;
+    let site = Site::with_ledger()?;
     let process = site.start().await?;
     let api = process.api();
     let job = api

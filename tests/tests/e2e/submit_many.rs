@@ -20,7 +20,7 @@ const ALL_DONE: Duration = Duration::from_secs(180);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn twenty_thousand_jobs_in_batches_run_exactly_once_each() -> Result<()> {
-    let site = Site::new()?;
+    let site = Site::with_ledger()?;
     let process = site.start().await?;
     let from = Instant::now();
     let mut ids = Vec::with_capacity(BATCHED);
@@ -43,7 +43,7 @@ async fn twenty_thousand_jobs_in_batches_run_exactly_once_each() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ten_thousand_single_submissions_over_64_connections_run_exactly_once_each() -> Result<()> {
-    let site = Site::new()?;
+    let site = Site::with_ledger()?;
     let process = site.start().await?;
     let from = Instant::now();
     let next = Arc::new(AtomicUsize::new(0));
