@@ -30,6 +30,9 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
+    /// The threads for handlers cannot be started.
+    #[error("starting threads for handlers")]
+    Threads(#[source] std::io::Error),
     /// Handlers went on although they were told to stop, and may not go on in this process: it must exit now.
     #[error("handlers ignore their cancellation and the process must exit: {}", .0.join(", "))]
     HandlersStillRunning(Vec<String>),

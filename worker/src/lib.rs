@@ -25,6 +25,7 @@ mod lease;
 mod life;
 mod outbox;
 pub mod ownership;
+mod pool;
 mod probe;
 mod run;
 mod run_control;

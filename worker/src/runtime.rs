@@ -1,6 +1,9 @@
 //! What a worker process keeps over all its incarnations.
 
-use crate::{bulkhead::Bulkhead, database_clock::DatabaseClock, handler::Handler, incarnation::Incarnation};
+use crate::{
+    WorkerPorts, bulkhead::Bulkhead, database_clock::DatabaseClock, handler::Handler,
+    incarnation::Incarnation, pool::HandlerPool,
+};
 use isocost_common::{
     broker::{Broker, Topology, topology::Names},
     config::Config,
@@ -25,6 +28,16 @@ pub(crate) struct Offer {
     pub(crate) slots: u32,
 }
 
+/// Who the worker is, and where others reach its probe.
+pub(crate) struct Identity {
+    /// Its stable name.
+    pub(crate) worker: WorkerId,
+    /// Host name or address.
+    pub(crate) host: String,
+    /// Port.
+    pub(crate) port: u16,
+}
+
 /// The process.
 pub(crate) struct Runtime {
     /// The whole configuration.
@@ -39,6 +52,8 @@ pub(crate) struct Runtime {
     pub(crate) coordination: Arc<dyn Coordination>,
     /// What it offers, by name.
     pub(crate) offers: BTreeMap<String, Offer>,
+    /// Where handlers run.
+    pub(crate) pool: HandlerPool,
     /// The database's clock as seen from here.
     pub(crate) clock: Arc<DatabaseClock>,
     /// Under which name others reach the probe.
@@ -49,25 +64,25 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
+    /// A process that has not lived yet.
     pub(crate) fn new(
         config: Config,
-        worker: WorkerId,
-        broker: Arc<dyn Broker>,
-        coordination: Arc<dyn Coordination>,
+        identity: Identity,
+        ports: WorkerPorts,
         offers: BTreeMap<String, Offer>,
-        host: String,
-        port: u16,
+        pool: HandlerPool,
     ) -> Arc<Self> {
         Arc::new(Self {
             names: Names::new(&config.broker.namespace),
             config,
-            worker,
-            broker,
-            coordination,
+            worker: identity.worker,
+            broker: ports.broker,
+            coordination: ports.coordination,
             offers,
+            pool,
             clock: Arc::new(DatabaseClock::new()),
-            host,
-            port,
+            host: identity.host,
+            port: identity.port,
             current: Mutex::new(Weak::new()),
         })
     }

@@ -30,7 +30,7 @@ pub(crate) fn submit(incarnation: &Arc<Incarnation>, work: Work) {
     match bulkhead.admit(work) {
         Some((slot, work)) => {
             let task = occupy(Arc::clone(incarnation), slot, work);
-            incarnation.runs.spawn(task);
+            incarnation.runs.spawn_on(task, incarnation.runtime.pool.handle());
         }
         None => incarnation.line_formed.notify_one(),
     }

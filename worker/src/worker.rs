@@ -4,8 +4,9 @@ use crate::{
     Error, JobContext, JobError, builtin,
     handler::{Handler, is_valid_name},
     life::{After, live},
+    pool::HandlerPool,
     probe,
-    runtime::{Offer, Runtime},
+    runtime::{Identity, Offer, Runtime},
 };
 use isocost_common::{broker::Broker, config::Config, coordination::Coordination, id::WorkerId};
 use serde::Serialize;
@@ -56,6 +57,7 @@ impl WorkerBuilder {
     ///
     /// A handler is a plain async function: it is stopped by dropping it at an `.await`. One that must tidy up, or that
     /// computes for long, watches [`JobContext::cancelled`]. Work that blocks belongs into `tokio::task::spawn_blocking`.
+    /// Handlers run on threads of their own, so one that blocks nevertheless harms other handlers at most.
     #[must_use]
     pub fn handler<F, Fut, T>(mut self, name: &str, function: F) -> Self
     where
@@ -106,15 +108,12 @@ impl WorkerBuilder {
             "" => host_name(),
             host => host.to_owned(),
         };
-        let runtime = Runtime::new(
-            self.config,
+        let identity = Identity {
             worker,
-            ports.broker,
-            ports.coordination,
-            offers,
             host,
-            address.port(),
-        );
+            port: address.port(),
+        };
+        let runtime = Runtime::new(self.config, identity, ports, offers, HandlerPool::start()?);
 
         let stop_probe = CancellationToken::new();
         let mut probing = tokio::spawn(probe::serve(listener, Arc::clone(&runtime), stop_probe.clone()));

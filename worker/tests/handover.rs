@@ -168,7 +168,7 @@ async fn handlers_it_does_not_offer_and_messages_past_their_time_are_turned_away
 }
 
 #[tokio::test]
-async fn a_taken_start_key_refuses_the_start_and_an_absent_service_does_not() {
+async fn a_taken_start_key_refuses_the_start() {
     let stage = Stage::new().await;
     let worker = stage.start(|w| w.built_in_handlers()).await;
     let work = execution("noop", &json!(null));

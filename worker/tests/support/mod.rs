@@ -3,13 +3,14 @@
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+mod unplugged;
+
 use isocost_common::{
     broker::{
         Broker, ConsumeOptions, Message, MessageHeaders, Publication, PublishOutcome, memory::MemoryBroker,
         topology::Names,
     },
     config::Config,
-    coordination::memory::MemoryCoordination,
     execution::{Claim, Outcome},
     id::{AppId, ExecutionId, IncarnationId, JobId, WorkerId},
     message::{
@@ -37,18 +38,18 @@ const WORKER: &str = "w1";
 
 /// What the leader has seen.
 #[derive(Default)]
-pub struct Seen {
-    pub reports: Vec<Report>,
-    pub report_messages: usize,
-    pub heartbeats: Vec<Heartbeat>,
-    pub logs: Vec<LogMessage>,
+pub(crate) struct Seen {
+    pub(crate) reports: Vec<Report>,
+    pub(crate) report_messages: usize,
+    pub(crate) heartbeats: Vec<Heartbeat>,
+    pub(crate) logs: Vec<LogMessage>,
 }
 
 /// The services, and the leader's ears.
-pub struct Stage {
-    pub broker: Arc<MemoryBroker>,
-    pub coordination: Arc<MemoryCoordination>,
-    pub config: Config,
+pub(crate) struct Stage {
+    pub(crate) broker: Arc<MemoryBroker>,
+    pub(crate) coordination: Arc<unplugged::Pluggable>,
+    pub(crate) config: Config,
     names: Names,
     leader: Arc<MemoryBroker>,
     seen: Arc<Mutex<Seen>>,
@@ -57,14 +58,14 @@ pub struct Stage {
 }
 
 /// A worker that runs.
-pub struct Running {
+pub(crate) struct Running {
     shutdown: CancellationToken,
     task: JoinHandle<Result<(), Error>>,
 }
 
 impl Stage {
     /// Services without anybody at work.
-    pub async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let mut config = Config::default();
         config.worker.id = WORKER.into();
         config.worker.listen = "127.0.0.1:0".into();
@@ -79,7 +80,7 @@ impl Stage {
             .await
             .expect("declared");
         let mut stage = Self {
-            coordination: MemoryCoordination::new(),
+            coordination: unplugged::Pluggable::new(),
             config,
             broker,
             leader,
@@ -135,7 +136,7 @@ impl Stage {
     }
 
     /// Starts a worker with what `offer` adds, and waits until it takes work.
-    pub async fn start(&self, offer: impl FnOnce(WorkerBuilder) -> WorkerBuilder) -> Running {
+    pub(crate) async fn start(&self, offer: impl FnOnce(WorkerBuilder) -> WorkerBuilder) -> Running {
         let shutdown = CancellationToken::new();
         let worker = offer(Worker::builder(self.config.clone()))
             .ports(self.broker.clone(), self.coordination.clone())
@@ -150,7 +151,7 @@ impl Stage {
     }
 
     /// Waits until `look` finds something.
-    pub async fn until<T>(&self, what: &str, look: impl Fn(&Seen) -> Option<T>) -> T {
+    pub(crate) async fn until<T>(&self, what: &str, look: impl Fn(&Seen) -> Option<T>) -> T {
         let wait = async {
             loop {
                 let news = self.news.notified();
@@ -170,13 +171,13 @@ impl Stage {
     }
 
     /// The newest incarnation that was heard of.
-    pub fn incarnation(&self) -> IncarnationId {
+    pub(crate) fn incarnation(&self) -> IncarnationId {
         let seen = self.seen.lock();
         seen.heartbeats.last().expect("a heartbeat was heard").incarnation
     }
 
     /// Waits for an incarnation other than `old`.
-    pub async fn next_incarnation(&self, old: IncarnationId) -> IncarnationId {
+    pub(crate) async fn next_incarnation(&self, old: IncarnationId) -> IncarnationId {
         self.until("a new incarnation registers", |seen| {
             let newest = seen.heartbeats.last()?.incarnation;
             (newest != old).then_some(newest)
@@ -185,19 +186,19 @@ impl Stage {
     }
 
     /// What is in `look` now.
-    pub fn now<T>(&self, look: impl Fn(&Seen) -> T) -> T {
+    pub(crate) fn now<T>(&self, look: impl Fn(&Seen) -> T) -> T {
         look(&self.seen.lock())
     }
 
     /// Hands executions over in one message to the newest incarnation.
-    pub async fn dispatch(&self, executions: Vec<DispatchedExecution>) {
+    pub(crate) async fn dispatch(&self, executions: Vec<DispatchedExecution>) {
         let queue = self.names.worker_queue(&worker_id(), self.incarnation());
         let message = Message::json(kind::DISPATCH, &DispatchMessage { executions });
         self.publish(self.names.dispatch_exchange(), queue, message).await;
     }
 
     /// Sends requests to the newest incarnation.
-    pub async fn control(&self, actions: Vec<ControlAction>) {
+    pub(crate) async fn control(&self, actions: Vec<ControlAction>) {
         let queue = self.names.control_queue(&worker_id(), self.incarnation());
         let message = Message::json(kind::CONTROL, &ControlMessage { actions });
         self.publish(self.names.control_exchange(), queue, message).await;
@@ -225,7 +226,7 @@ impl Stage {
     }
 
     /// Publishes something else to the dispatch queue of the newest incarnation.
-    pub async fn dispatch_text(&self, text: &'static str) {
+    pub(crate) async fn dispatch_text(&self, text: &'static str) {
         let queue = self.names.worker_queue(&worker_id(), self.incarnation());
         let message = Message {
             headers: MessageHeaders::new(),
@@ -236,13 +237,13 @@ impl Stage {
     }
 
     /// Messages ready or unacked in the newest incarnation's queue; none when there is no queue.
-    pub async fn queue_exists(&self, incarnation: IncarnationId) -> bool {
+    pub(crate) async fn queue_exists(&self, incarnation: IncarnationId) -> bool {
         let queue = self.names.worker_queue(&worker_id(), incarnation);
         self.leader.inspect(&queue).await.expect("inspected").is_some()
     }
 
     /// Waits for the end of a run.
-    pub async fn outcome(&self, claim: Claim) -> Outcome {
+    pub(crate) async fn outcome(&self, claim: Claim) -> Outcome {
         self.until("the run ends", |seen| {
             seen.reports.iter().find_map(|report| match &report.event {
                 ReportEvent::Finished { outcome, .. } if report.claim == claim => Some(outcome.clone()),
@@ -253,7 +254,7 @@ impl Stage {
     }
 
     /// Waits for a report other than of a start.
-    pub async fn verdict(&self, claim: Claim) -> ReportEvent {
+    pub(crate) async fn verdict(&self, claim: Claim) -> ReportEvent {
         self.until("the handover ends", |seen| {
             seen.reports
                 .iter()
@@ -264,7 +265,7 @@ impl Stage {
     }
 
     /// Waits for the start of a run.
-    pub async fn started(&self, claim: Claim) {
+    pub(crate) async fn started(&self, claim: Claim) {
         self.until("the run starts", |seen| {
             seen.reports
                 .iter()
@@ -275,7 +276,7 @@ impl Stage {
     }
 
     /// Everything reported about a claim so far.
-    pub fn said(&self, claim: Claim) -> Vec<ReportEvent> {
+    pub(crate) fn said(&self, claim: Claim) -> Vec<ReportEvent> {
         self.now(|seen| {
             let of_claim = seen.reports.iter().filter(|report| report.claim == claim);
             of_claim.map(|report| report.event.clone()).collect()
@@ -285,18 +286,18 @@ impl Stage {
 
 impl Running {
     /// Asks the worker to stop, and waits until it has.
-    pub async fn stop(self) -> Result<(), Error> {
+    pub(crate) async fn stop(self) -> Result<(), Error> {
         self.shutdown.cancel();
         self.ended().await
     }
 
     /// Asks the worker to stop.
-    pub fn ask_to_stop(&self) {
+    pub(crate) fn ask_to_stop(&self) {
         self.shutdown.cancel();
     }
 
     /// Waits until the worker has stopped.
-    pub async fn ended(self) -> Result<(), Error> {
+    pub(crate) async fn ended(self) -> Result<(), Error> {
         timeout(DEADLINE, self.task)
             .await
             .expect("the worker stops in time")
@@ -309,7 +310,7 @@ fn worker_id() -> WorkerId {
 }
 
 /// An execution of `handler`, dispatched now.
-pub fn execution(handler: &str, params: &Value) -> DispatchedExecution {
+pub(crate) fn execution(handler: &str, params: &Value) -> DispatchedExecution {
     let now = EpochMillis::system_now();
     DispatchedExecution {
         claim: Claim {
@@ -335,7 +336,7 @@ pub fn execution(handler: &str, params: &Value) -> DispatchedExecution {
 }
 
 /// The result of a run that ended well, as JSON.
-pub fn result(outcome: &Outcome) -> Value {
+pub(crate) fn result(outcome: &Outcome) -> Value {
     match outcome {
         Outcome::Succeeded { result } => serde_json::from_str(result.as_str()).expect("JSON"),
         other => panic!("not succeeded: {other:?}"),
@@ -343,7 +344,7 @@ pub fn result(outcome: &Outcome) -> Value {
 }
 
 /// Code, message and whether it may be tried again, of a run that failed.
-pub fn failure(outcome: Outcome) -> (String, String, bool) {
+pub(crate) fn failure(outcome: Outcome) -> (String, String, bool) {
     match outcome {
         Outcome::Failed { error, retryable, .. } => (error.code, error.message, retryable),
         other => panic!("not failed: {other:?}"),
