@@ -13,7 +13,7 @@ use std::{
 use tokio::time::Instant;
 
 /// Which of two queues a delivery goes through, so that a flood of retries never delays first attempts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Lane {
     /// First attempts.
     First,
@@ -92,8 +92,8 @@ pub(super) struct Endpoints {
     endpoints: HashMap<String, Endpoint>,
     /// Endpoints with something queued, in the order in which they take turns.
     turns: [VecDeque<String>; 2],
-    /// Endpoints with due deliveries in the table.
-    parked: BTreeSet<String>,
+    /// Endpoints with due deliveries in the table, by lane.
+    parked: [BTreeSet<String>; 2],
 }
 
 impl Endpoints {
@@ -107,7 +107,7 @@ impl Endpoints {
             lane_claimed: [0, 0],
             endpoints: HashMap::new(),
             turns: [VecDeque::new(), VecDeque::new()],
-            parked: BTreeSet::new(),
+            parked: [BTreeSet::new(), BTreeSet::new()],
         }
     }
 
@@ -217,32 +217,34 @@ impl Endpoints {
     }
 
     /// Notes that the table holds due deliveries to this endpoint.
-    pub(super) fn park(&mut self, endpoint: &str) {
-        if !self.parked.contains(endpoint) {
-            self.parked.insert(endpoint.to_owned());
+    pub(super) fn park(&mut self, endpoint: &str, lane: Lane) {
+        let parked = &mut self.parked[lane as usize];
+        if !parked.contains(endpoint) {
+            parked.insert(endpoint.to_owned());
         }
     }
 
     /// Notes that the table holds none any more.
-    pub(super) fn unpark(&mut self, endpoint: &str) {
-        self.parked.remove(endpoint);
+    pub(super) fn unpark(&mut self, endpoint: &str, lane: Lane) {
+        self.parked[lane as usize].remove(endpoint);
     }
 
-    /// Parked endpoints that have room for several more, with how many; at most `limit`.
-    pub(super) fn to_refill(&self, limit: usize, now: Instant) -> Vec<(String, usize)> {
-        if Lane::BOTH.into_iter().all(|lane| self.lane_room(lane) == 0) {
+    /// Parked endpoints of a lane that have room, with how much; at most `limit`.
+    pub(super) fn to_refill(&self, lane: Lane, limit: usize, now: Instant) -> Vec<(String, usize)> {
+        let lane_room = self.lane_room(lane);
+        if lane_room == 0 {
             return Vec::new();
         }
-        self.parked
+        self.parked[lane as usize]
             .iter()
             .filter_map(|name| {
-                let room = self.room(name, now);
-                // A statement for a single one is worth it only when nothing is queued.
-                let idle = self
+                let room = self.room(name, now).min(lane_room);
+                // One row more is worth a statement only when the endpoint would run dry.
+                let dry = self
                     .endpoints
                     .get(name)
-                    .is_none_or(|endpoint| endpoint.claimed() <= endpoint.running.max(self.per_endpoint));
-                (room > 0 && idle).then(|| (name.clone(), room))
+                    .is_none_or(|endpoint| endpoint.claimed() <= self.per_endpoint);
+                (room > 0 && dry).then(|| (name.clone(), room))
             })
             .take(limit)
             .collect()
@@ -252,7 +254,7 @@ impl Endpoints {
     pub(super) fn forget_idle(&mut self, now: Instant) {
         self.endpoints.retain(|name, endpoint| {
             endpoint.claimed() > 0
-                || endpoint.failures > 0 && self.parked.contains(name)
+                || (endpoint.failures > 0 && self.parked.iter().any(|parked| parked.contains(name)))
                 || endpoint.is_blocked(now)
         });
     }
@@ -354,10 +356,12 @@ mod tests {
         started(&mut endpoints);
         let pause = Some(Duration::from_secs(30));
         endpoints.finished("http://busy", Lane::First, SOON, true, pause, now);
-        endpoints.park("http://busy");
-        assert!(endpoints.to_refill(10, now).is_empty());
+        endpoints.park("http://busy", Lane::Retry);
+        assert!(endpoints.to_refill(Lane::Retry, 10, now).is_empty());
         let later = now + Duration::from_secs(31);
-        assert_eq!(endpoints.to_refill(10, later), [("http://busy".to_owned(), 4)]);
+        let refilled = endpoints.to_refill(Lane::Retry, 10, later);
+        assert_eq!(refilled, [("http://busy".to_owned(), 4)]);
+        assert!(endpoints.to_refill(Lane::First, 10, later).is_empty());
     }
 
     #[test]

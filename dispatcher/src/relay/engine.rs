@@ -18,7 +18,7 @@ use isocost_common::{
     message::CallbackTicket,
     store::{
         StoreError,
-        callbacks::attempts::{self, Waiting},
+        callbacks::attempts::{self, Series, Waiting},
     },
     time::EpochMillis,
 };
@@ -84,7 +84,7 @@ pub(super) struct Engine {
     /// When deliveries that became too old are looked for.
     pub(super) expire_at: Instant,
     /// When which endpoint will have something due.
-    pub(super) upcoming: BTreeSet<(EpochMillis, String)>,
+    pub(super) upcoming: BTreeSet<(EpochMillis, Lane, String)>,
 }
 
 impl Engine {
@@ -217,7 +217,7 @@ impl Engine {
         let mut chosen = Vec::with_capacity(waiting.len());
         for mut delivery in waiting {
             if delivery.next_attempt_at > now {
-                self.remember(delivery.next_attempt_at, delivery.endpoint);
+                self.remember(delivery.next_attempt_at, Lane::of(&delivery), delivery.endpoint);
                 continue;
             }
             let lane = Lane::of(&delivery);
@@ -226,7 +226,7 @@ impl Engine {
             let has_room = *of_endpoint < self.endpoints.room(&delivery.endpoint, Instant::now())
                 && *of_lane < self.endpoints.lane_room(lane);
             if !has_room {
-                self.endpoints.park(&delivery.endpoint);
+                self.endpoints.park(&delivery.endpoint, lane);
                 continue;
             }
             (*of_endpoint, *of_lane) = (*of_endpoint + 1, *of_lane + 1);
@@ -272,30 +272,46 @@ impl Engine {
     /// Claims from the table for endpoints that have room again. True when something was claimed.
     async fn refill(&mut self) -> bool {
         let mut any = false;
-        for (endpoint, room) in self.endpoints.to_refill(REFILLS, Instant::now()) {
-            match self.refill_endpoint(&endpoint, room).await {
-                Ok(claimed) => any |= claimed > 0,
-                Err(failure) => {
-                    // The sweep parks it again.
-                    self.endpoints.unpark(&endpoint);
-                    warn!(error = %chain(&failure), "claiming callbacks later");
+        for lane in Lane::BOTH {
+            for (endpoint, room) in self.endpoints.to_refill(lane, REFILLS, Instant::now()) {
+                match self.refill_endpoint(&endpoint, lane, room).await {
+                    Ok(claimed) => any |= claimed > 0,
+                    Err(failure) => {
+                        // The sweep parks it again.
+                        self.endpoints.unpark(&endpoint, lane);
+                        warn!(error = %chain(&failure), "claiming callbacks later");
+                    }
                 }
             }
         }
         any
     }
 
-    async fn refill_endpoint(&mut self, endpoint: &str, room: usize) -> Result<usize, StoreError> {
+    async fn refill_endpoint(
+        &mut self,
+        endpoint: &str,
+        lane: Lane,
+        room: usize,
+    ) -> Result<usize, StoreError> {
+        // An endpoint before this one may have used the room of the lane up.
+        let room = room.min(self.endpoints.lane_room(lane));
+        if room == 0 {
+            return Ok(0);
+        }
         let limit = u32::try_from(room).unwrap_or(u32::MAX);
         let now = self.ports.store.now();
+        let series = match lane {
+            Lane::First => Series::NotBegun,
+            Lane::Retry => Series::Begun,
+        };
         let mut reader = self.ports.store.reader().await?;
-        let due = attempts::due_at_endpoint(&mut reader, endpoint, now, limit).await?;
+        let due = attempts::due_at_endpoint(&mut reader, endpoint, series, now, limit).await?;
         drop(reader);
         let complete = due.len() < room;
         let claimed = self.claim(due).await?;
         if complete || claimed == 0 {
-            // With nothing claimed the rows were somebody else's, or their lane is full: the sweep looks again.
-            self.endpoints.unpark(endpoint);
+            // With nothing claimed the rows were somebody else's: the sweep looks again.
+            self.endpoints.unpark(endpoint, lane);
         }
         Ok(claimed)
     }

@@ -1,6 +1,7 @@
 //! What came of attempts: decided, written many at a time, and the tickets of the next ones sent off.
 
 use super::{
+    Lane,
     engine::{Done, Engine},
     retry::Verdict,
 };
@@ -110,7 +111,7 @@ impl Engine {
             .iter()
             .filter(|f| f.record.status == DeliveryStatus::Pending)
         {
-            self.remember(next.record.next_attempt_at, next.endpoint.clone());
+            self.remember(next.record.next_attempt_at, Lane::Retry, next.endpoint.clone());
             let Some(tier) = next.tier else { continue };
             let ticket = CallbackTicket {
                 delivery: next.record.delivery,

@@ -1,6 +1,6 @@
 //! What has lost its ticket, or its relay: found in the table.
 
-use super::engine::Engine;
+use super::{Lane, engine::Engine};
 use isocost_common::{
     error_chain::chain,
     store::{StoreError, callbacks::attempts},
@@ -58,32 +58,34 @@ impl Engine {
                 .await?;
         }
         for endpoint in &overdue {
-            self.endpoints.park(endpoint);
+            for lane in Lane::BOTH {
+                self.endpoints.park(endpoint, lane);
+            }
         }
         Ok(())
     }
 
     /// Notes that `endpoint` has something due at `at`.
-    pub(super) fn remember(&mut self, at: EpochMillis, endpoint: String) {
+    pub(super) fn remember(&mut self, at: EpochMillis, lane: Lane, endpoint: String) {
         let near = at.since(self.ports.store.now()) <= HORIZON;
         if near && self.upcoming.len() < MOST_REMEMBERED {
-            self.upcoming.insert((at, endpoint));
+            self.upcoming.insert((at, lane, endpoint));
         }
     }
 
     /// Parks the endpoints whose remembered instant has come.
     pub(super) fn wake_due(&mut self) {
         let now = self.ports.store.now();
-        while self.upcoming.first().is_some_and(|(at, _)| *at <= now) {
-            if let Some((_, endpoint)) = self.upcoming.pop_first() {
-                self.endpoints.park(&endpoint);
+        while self.upcoming.first().is_some_and(|(at, ..)| *at <= now) {
+            if let Some((_, lane, endpoint)) = self.upcoming.pop_first() {
+                self.endpoints.park(&endpoint, lane);
             }
         }
     }
 
     /// When the loop has something to do by the clock.
     pub(super) fn wake_at(&self) -> Instant {
-        let upcoming = self.upcoming.first().map(|(at, _)| {
+        let upcoming = self.upcoming.first().map(|(at, ..)| {
             // One millisecond more: instants are whole milliseconds.
             Instant::now() + at.since(self.ports.store.now()) + Duration::from_millis(1)
         });

@@ -104,6 +104,15 @@ pub async fn of_tickets(
     Ok(waiting)
 }
 
+/// Whether the present series of attempts of a delivery has begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Series {
+    /// Its first attempt is due.
+    NotBegun,
+    /// A repeated attempt is due.
+    Begun,
+}
+
 /// Up to `limit` deliveries to `endpoint` that are due, the longest overdue first.
 ///
 /// # Errors
@@ -111,12 +120,17 @@ pub async fn of_tickets(
 pub async fn due_at_endpoint(
     connection: &mut Connection,
     endpoint: &str,
+    series: Series,
     now: EpochMillis,
     limit: u32,
 ) -> Result<Vec<Waiting>, StoreError> {
+    let compared = match series {
+        Series::NotBegun => "=",
+        Series::Begun => ">",
+    };
     let sql = format!(
         "select {COLUMNS} from callback_delivery where status = {} and endpoint = ? and next_attempt_at <= ? \
-         order by next_attempt_at limit ?",
+         and attempt {compared} retry_from order by next_attempt_at limit ?",
         DeliveryStatus::Pending.code()
     );
     let rows = sqlx::query(AssertSqlSafe(sql))
