@@ -88,10 +88,13 @@ pub async fn set_progress(
     dialect: Dialect,
     progress: &[Progress],
 ) -> Result<(), StoreError> {
-    let newest: BTreeMap<ExecutionId, &Progress> = progress
-        .iter()
-        .map(|progress| (progress.execution, progress))
-        .collect();
+    let mut newest: BTreeMap<ExecutionId, &Progress> = BTreeMap::new();
+    for said in progress {
+        let kept = newest.entry(said.execution).or_insert(said);
+        if said.dispatch_seq >= kept.dispatch_seq {
+            *kept = said;
+        }
+    }
     let rows: Vec<&Progress> = newest.into_values().collect();
     let guard = format!(
         "job_execution.dispatch_seq = v.dispatch_seq and job_execution.status in ({}, {})",

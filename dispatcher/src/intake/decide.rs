@@ -187,3 +187,215 @@ fn error_of(outcome: &Outcome, to: ExecutionStatus) -> Option<ExecutionError> {
         Outcome::Succeeded { .. } | Outcome::TimedOut | Outcome::Cancelled => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::job;
+    use isocost_common::{
+        id::{ExecutionId, WorkerId},
+        job::Backoff,
+        raw_json::RawJson,
+        store::executions::TriggerKind,
+    };
+
+    const DISPATCHED: EpochMillis = EpochMillis(1_000_000);
+    const NOW: EpochMillis = EpochMillis(1_010_000);
+
+    fn dispatched(max_attempts: u32) -> ExecutionRow {
+        let job = job();
+        ExecutionRow {
+            id: ExecutionId::generate(),
+            job: job.id,
+            app: job.app,
+            handler: job.handler.clone(),
+            scheduled_time: DISPATCHED,
+            shard: 0,
+            trigger_key: String::new(),
+            trigger_kind: TriggerKind::Schedule,
+            status: ExecutionStatus::Dispatched,
+            not_before: DISPATCHED,
+            class_key: job.class_key(),
+            rank_time: 0,
+            attempt: 0,
+            interruptions: 0,
+            max_attempts,
+            dispatch_seq: 1,
+            worker: WorkerId::parse("worker-a").ok(),
+            incarnation: Some(IncarnationId::generate()),
+            epoch: Some(1),
+            not_after: None,
+            slot_key: None,
+            params: None,
+            created_at: DISPATCHED,
+            due_at: Some(DISPATCHED),
+            dispatched_at: Some(DISPATCHED),
+            started_at: None,
+            finished_at: None,
+            start_deadline_at: None,
+            timeout_ms: 60_000,
+            cancel_requested_at: None,
+            progress_percent: None,
+            progress_message: None,
+            result: None,
+            error: None,
+        }
+    }
+
+    fn finished(row: &ExecutionRow, outcome: Outcome) -> Folded {
+        Folded {
+            incarnation: row.incarnation.expect("dispatched"),
+            started_at: None,
+            end: Some(End::Finished {
+                outcome,
+                started_at: EpochMillis(NOW.0 - 500),
+                at: EpochMillis(NOW.0 - 100),
+            }),
+        }
+    }
+
+    fn failed(retry_after_ms: Option<u64>) -> Outcome {
+        Outcome::Failed {
+            error: ExecutionError::new("handler.failed", "no"),
+            retryable: true,
+            retry_after_ms,
+        }
+    }
+
+    /// The pause before the next attempt, without jitter.
+    fn pause_after(row: ExecutionRow, outcome: Outcome) -> Duration {
+        let folded = finished(&row, outcome);
+        let policy = RetryPolicy {
+            backoff: Backoff::Exponential,
+            initial_ms: 1_000,
+            max_ms: 60_000,
+            max_attempts: row.max_attempts,
+        };
+        let policies = HashMap::from([(row.job, policy)]);
+        let mut decision = decide(row, &folded, NOW).expect("legal");
+        assert!(decision.retries().is_some());
+        decision.schedule_retry(&folded, &policies, NOW, 0.0);
+        decision.change.not_before.expect("scheduled").since(NOW)
+    }
+
+    #[test]
+    fn the_pause_grows_with_the_failed_attempts_and_not_with_interruptions() {
+        assert_eq!(pause_after(dispatched(9), failed(None)), Duration::from_secs(1));
+        let third = ExecutionRow {
+            attempt: 2,
+            ..dispatched(9)
+        };
+        assert_eq!(pause_after(third.clone(), failed(None)), Duration::from_secs(4));
+        assert_eq!(
+            pause_after(third.clone(), Outcome::TimedOut),
+            Duration::from_secs(4)
+        );
+        let interrupted = ExecutionRow {
+            interruptions: 2,
+            ..third
+        };
+        assert_eq!(pause_after(interrupted, failed(None)), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_handler_may_ask_for_its_own_pause_and_an_interruption_needs_none() {
+        assert_eq!(
+            pause_after(dispatched(9), failed(Some(90_000))),
+            Duration::from_secs(90)
+        );
+        assert_eq!(
+            pause_after(dispatched(9), failed(Some(u64::MAX))),
+            MAX_RETRY_AFTER
+        );
+        let drained = Outcome::Interrupted {
+            reason: "drain".into(),
+        };
+        assert_eq!(pause_after(dispatched(1), drained), Duration::ZERO);
+    }
+
+    #[test]
+    fn jitter_adds_at_most_a_tenth() {
+        let row = dispatched(9);
+        let folded = finished(&row, failed(Some(1_000)));
+        let mut decision = decide(row, &folded, NOW).expect("legal");
+        decision.schedule_retry(&folded, &HashMap::new(), NOW, 1.0);
+        assert_eq!(
+            decision.change.not_before,
+            Some(NOW + Duration::from_millis(1_100))
+        );
+        let message = decision.change.message.expect("a step says why");
+        assert!(
+            message.contains("handler.failed: no; attempt 2 is due at"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn another_incarnation_and_a_row_that_moved_on_are_stale() {
+        let row = dispatched(1);
+        let success = Outcome::Succeeded {
+            result: RawJson::null(),
+        };
+        let folded = finished(&row, success);
+        let elsewhere = ExecutionRow {
+            incarnation: Some(IncarnationId::generate()),
+            ..row.clone()
+        };
+        let over = ExecutionRow {
+            status: ExecutionStatus::Lost,
+            ..row.clone()
+        };
+        assert!(decide(elsewhere, &folded, NOW).is_none());
+        assert!(decide(over, &folded, NOW).is_none());
+        assert!(decide(row, &folded, NOW).is_some());
+    }
+
+    #[test]
+    fn a_worker_with_a_wrong_clock_moves_nothing_out_of_order() {
+        let row = dispatched(1);
+        let folded = Folded {
+            end: Some(End::Finished {
+                outcome: Outcome::Succeeded {
+                    result: RawJson::null(),
+                },
+                started_at: EpochMillis(DISPATCHED.0 - 9_000_000),
+                at: EpochMillis(NOW.0 + 9_000_000),
+            }),
+            ..finished(&row, Outcome::TimedOut)
+        };
+        let change = decide(row, &folded, NOW).expect("legal").change;
+        assert_eq!((change.started_at, change.at), (Some(DISPATCHED), NOW));
+    }
+
+    #[test]
+    fn a_refusal_is_announced_as_one_and_a_release_is_not() {
+        let said = |reason| {
+            let row = dispatched(1);
+            let folded = Folded {
+                incarnation: row.incarnation.expect("dispatched"),
+                started_at: None,
+                end: Some(End::Returned(reason)),
+            };
+            decide(row, &folded, NOW).expect("legal").settled
+        };
+        let refused = said(Return::Refused("no free slot".into()));
+        assert_eq!(
+            (refused.status, refused.refused),
+            (ExecutionStatus::Pending, true)
+        );
+        assert!(!said(Return::Released).refused);
+        assert!(!said(Return::Unknown).refused);
+    }
+
+    #[test]
+    fn a_cancelled_execution_keeps_no_error_of_its_handler() {
+        let row = ExecutionRow {
+            cancel_requested_at: Some(NOW),
+            ..dispatched(3)
+        };
+        let folded = finished(&row, failed(None));
+        let change = decide(row, &folded, NOW).expect("legal").change;
+        assert_eq!(change.step.to, ExecutionStatus::Cancelled);
+        assert_eq!(change.error, None);
+    }
+}
