@@ -1,9 +1,9 @@
 //! The leader's claim: due jobs under their row locks, and what a claim writes to them.
 
 use super::{
-    BulkUpdate, CHUNK, Connection, Row, StoreError, Tx,
+    BulkUpdate, Connection, Row, StoreError, Tx,
     jobs::{self, JobRow},
-    placeholders, slots,
+    key_chunks, placeholders, slots,
     sql::AnyQuery,
 };
 use crate::{
@@ -235,7 +235,7 @@ pub async fn with_open_executions(
     jobs: &[JobId],
 ) -> Result<HashSet<JobId>, StoreError> {
     let mut open = HashSet::new();
-    for chunk in jobs.chunks(CHUNK) {
+    for chunk in key_chunks(jobs) {
         let sql = format!(
             "select distinct job_id from job_execution where status < {} and job_id in ({})",
             ExecutionStatus::Succeeded.code(),
@@ -262,7 +262,7 @@ pub async fn standing_firings(
     since: EpochMillis,
 ) -> Result<HashSet<(JobId, EpochMillis)>, StoreError> {
     let mut standing = HashSet::new();
-    for chunk in jobs.chunks(CHUNK) {
+    for chunk in key_chunks(jobs) {
         let sql = format!(
             "select distinct job_id, scheduled_time from job_execution
               where trigger_key = '' and scheduled_time >= ? and job_id in ({})",

@@ -42,7 +42,8 @@ impl Dialect {
                 "pragma synchronous = full",
                 "pragma busy_timeout = 10000",
                 "pragma temp_store = memory",
-                "pragma cache_size = -16000",
+                // 4 MB for each connection; the system caches the file as well.
+                "pragma cache_size = -4000",
                 "pragma wal_autocheckpoint = 4000",
                 "pragma journal_size_limit = 67108864",
             ],

@@ -1,6 +1,6 @@
 //! `job_execution`: the row as a type, inserting and reading it.
 
-use super::{CHUNK, Connection, Row, StoreError, placeholders};
+use super::{Connection, Row, StoreError, key_chunks, placeholders, row_chunks};
 use crate::{
     execution::{Claim, ExecutionError, ExecutionStatus, Facts},
     id::{AppId, ExecutionId, IncarnationId, JobId, WorkerId},
@@ -197,7 +197,7 @@ const INSERTED: usize = 35;
 /// # Errors
 /// [`StoreError::Duplicate`] when one stands already: unique on (job, scheduled time, shard, trigger key).
 pub async fn insert_many(connection: &mut Connection, rows: &[ExecutionRow]) -> Result<(), StoreError> {
-    for chunk in rows.chunks(CHUNK) {
+    for chunk in row_chunks(rows) {
         let sql = format!(
             "insert into job_execution ({}) values {}",
             COLUMNS[..INSERTED].join(", "),
@@ -347,7 +347,7 @@ pub async fn get_many(
     sorted.sort_unstable();
     sorted.dedup();
     let mut rows = Vec::with_capacity(sorted.len());
-    for chunk in sorted.chunks(CHUNK) {
+    for chunk in key_chunks(&sorted) {
         let sql = format!(
             "select {} from job_execution where id in ({}) order by id{lock}",
             columns(),

@@ -1,6 +1,6 @@
 //! `execution_log_line` and the progress columns of `job_execution`: what handlers say while they run.
 
-use super::{BulkUpdate, CHUNK, Connection, Dialect, Row, StoreError, placeholders};
+use super::{BulkUpdate, Connection, Dialect, Row, StoreError, placeholders, row_chunks};
 use crate::{
     execution::{ExecutionStatus, limit_text},
     id::ExecutionId,
@@ -58,7 +58,7 @@ pub async fn insert_lines(
     dialect: Dialect,
     lines: &[LogLine],
 ) -> Result<(), StoreError> {
-    for chunk in lines.chunks(CHUNK) {
+    for chunk in row_chunks(lines) {
         let sql = format!(
             "{} execution_log_line (execution_id, attempt, line, at, level, message) values {}",
             dialect.insert_ignore(),

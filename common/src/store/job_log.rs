@@ -1,6 +1,6 @@
 //! `job_log`: one row a transition, append-only. It is what `steps` shows.
 
-use super::{CHUNK, Connection, Row, StoreError, placeholders};
+use super::{Connection, Row, StoreError, placeholders, row_chunks};
 use crate::{
     execution::{ExecutionStatus, limit_text},
     id::{ExecutionId, JobId, WorkerId},
@@ -39,7 +39,7 @@ pub struct LogEntry {
 /// # Errors
 /// [`StoreError`] of the database.
 pub async fn append(connection: &mut Connection, entries: &[LogEntry]) -> Result<(), StoreError> {
-    for chunk in entries.chunks(CHUNK) {
+    for chunk in row_chunks(entries) {
         let sql = format!(
             "insert into job_log (job_id, execution_id, attempt, dispatch_seq, from_status, to_status, worker_id, \
              message, at) values {}",

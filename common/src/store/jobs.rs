@@ -1,7 +1,7 @@
 //! `job_info`: the row as a type, inserting and reading it. Who may change it when stands in the modules of the
 //! operations: submission, claim, settle.
 
-use super::{CHUNK, Connection, Row, StoreError, placeholders};
+use super::{Connection, Row, StoreError, key_chunks, placeholders, row_chunks};
 use crate::{
     id::{AppId, JobId},
     job::{Backoff, ConcurrencyPolicy, JobStatus, Misfire, MisfirePolicy, RetryPolicy, Selector, Trigger},
@@ -169,7 +169,7 @@ const COLUMNS: [&str; 35] = [
 /// # Errors
 /// [`StoreError::Duplicate`] when an id or a client request id is taken.
 pub async fn insert_many(connection: &mut Connection, jobs: &[JobRow]) -> Result<(), StoreError> {
-    for chunk in jobs.chunks(CHUNK) {
+    for chunk in row_chunks(jobs) {
         let sql = format!(
             "insert into job_info ({}, updated_at) values {}",
             COLUMNS.join(", "),
@@ -260,7 +260,7 @@ async fn insert_labels(connection: &mut Connection, jobs: &[JobRow]) -> Result<(
         .iter()
         .flat_map(|job| job.labels.iter().map(move |(key, value)| (job.id, key, value)))
         .collect();
-    for chunk in labels.chunks(CHUNK) {
+    for chunk in row_chunks(&labels) {
         let sql = format!(
             "insert into job_label (job_id, label_key, label_value) values {}",
             placeholders(chunk.len(), 3)
@@ -376,7 +376,7 @@ pub async fn get(connection: &mut Connection, id: JobId) -> Result<Option<JobRow
 /// [`StoreError`] of the database.
 pub async fn get_many(connection: &mut Connection, ids: &[JobId]) -> Result<Vec<JobRow>, StoreError> {
     let mut jobs = Vec::with_capacity(ids.len());
-    for chunk in ids.chunks(CHUNK) {
+    for chunk in key_chunks(ids) {
         let sql = format!(
             "select {} from job_info where id in ({})",
             columns(),

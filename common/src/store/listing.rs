@@ -4,8 +4,8 @@
 //! it lies. Bulky columns (params, results) are left out of lists.
 
 use super::{
-    CHUNK, Connection, Row, StoreError, executions, executions::ExecutionRow, jobs, jobs::JobRow,
-    placeholders,
+    Connection, Row, StoreError, executions, executions::ExecutionRow, jobs, jobs::JobRow, placeholders,
+    row_chunks,
 };
 use crate::{
     execution::ExecutionStatus,
@@ -250,7 +250,7 @@ pub async fn activity(
     with_results: bool,
 ) -> Result<HashMap<JobId, Activity>, StoreError> {
     let mut found: HashMap<JobId, Activity> = HashMap::new();
-    for chunk in ids.chunks(CHUNK) {
+    for chunk in row_chunks(ids) {
         let marks = placeholders(chunk.len(), 0);
         let running = format!(
             "select job_id, count(*) as running from job_execution

@@ -2,8 +2,8 @@
 //! sqlx's `Any` driver; the few statements that differ are in [`dialect`].
 //!
 //! Rules (see ARCHITECTURE.md): READ COMMITTED; locks are taken in the order epoch, slot, job, execution, callback,
-//! ids ascending within a table; every UPDATE repeats its guard in `where`; multi-row statements come in chunks of
-//! [`CHUNK`]; no transaction is open across a network call to anything but the database.
+//! ids ascending within a table; every UPDATE repeats its guard in `where`; multi-row statements come in
+//! [`row_chunks`] and [`key_chunks`]; no transaction is open across a network call to anything but the database.
 
 pub mod apps;
 pub mod audit;
@@ -34,7 +34,7 @@ pub mod workers;
 pub use dialect::Dialect;
 pub use error::StoreError;
 pub use folder_lock::{FolderLock, FolderLockError};
-pub use sql::{AnyQuery, BulkUpdate, Row, placeholders};
+pub use sql::{AnyQuery, BulkUpdate, Row, key_chunks, placeholders, row_chunks};
 pub use transaction::Tx;
 
 use crate::time::{Clock, EpochMillis};

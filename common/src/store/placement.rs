@@ -2,7 +2,7 @@
 //! The one change of state beside [`transitions`](super::transitions), because it is the one that happens in bulk on the
 //! leader's decision alone.
 
-use super::{BulkUpdate, CHUNK, Connection, Row, StoreError, Tx, placeholders};
+use super::{BulkUpdate, Connection, Row, StoreError, Tx, key_chunks, placeholders};
 use crate::{
     execution::{Claim, ExecutionStatus},
     id::{AppId, ExecutionId, IncarnationId, JobId, WorkerId},
@@ -55,7 +55,7 @@ pub async fn classes_of(
     executions: &[ExecutionId],
 ) -> Result<Vec<Class>, StoreError> {
     let mut classes: HashMap<String, Class> = HashMap::new();
-    for chunk in executions.chunks(CHUNK) {
+    for chunk in key_chunks(executions) {
         let sql = format!(
             "select job_execution.class_key, job_execution.app_id, job_execution.handler, job_info.selector
                from job_execution join job_info on job_info.id = job_execution.job_id
@@ -256,7 +256,7 @@ pub async fn orders(
     executions: &[ExecutionId],
 ) -> Result<Vec<Order>, StoreError> {
     let mut orders = Vec::with_capacity(executions.len());
-    for chunk in executions.chunks(CHUNK) {
+    for chunk in key_chunks(executions) {
         let sql = format!(
             "select job_execution.id, job_execution.dispatch_seq, job_execution.job_id, job_execution.app_id,
                     job_execution.handler, job_execution.scheduled_time, job_execution.shard,

@@ -1,7 +1,7 @@
 //! What incarnations own, as the tables say: the leader's set is loaded from here, and whatever belongs to a dead
 //! incarnation is found here. Recovery is a scan, not a memory.
 
-use super::{CHUNK, Connection, Row, StoreError, placeholders, workers::WorkerStatus};
+use super::{Connection, Row, StoreError, key_chunks, placeholders, workers::WorkerStatus};
 use crate::{
     execution::{Claim, ExecutionStatus},
     id::{AppId, ExecutionId, IncarnationId, WorkerId},
@@ -107,7 +107,7 @@ pub async fn standings(
     executions: &[ExecutionId],
 ) -> Result<Vec<Standing>, StoreError> {
     let mut standings = Vec::with_capacity(executions.len());
-    for chunk in executions.chunks(CHUNK) {
+    for chunk in key_chunks(executions) {
         let sql = format!(
             "select id, dispatch_seq, status, incarnation from job_execution where id in ({})",
             placeholders(chunk.len(), 0)

@@ -1,6 +1,6 @@
 //! `concurrency_slot`: how many executions hold a concurrency key. Written only under its row lock.
 
-use super::{BulkUpdate, CHUNK, Connection, Dialect, Row, StoreError, Tx, placeholders};
+use super::{BulkUpdate, Row, StoreError, Tx, placeholders, row_chunks};
 use crate::id::{AppId, JobId};
 use sqlx::AssertSqlSafe;
 use std::collections::BTreeMap;
@@ -14,48 +14,8 @@ pub fn job_key(job: JobId) -> String {
 /// The key under which executions of several jobs of an app take turns.
 #[must_use]
 pub fn shared_key(app: AppId, concurrency_key: &str) -> String {
-    format!("key:{app}:{concurrency_key}")
-}
-
-/// Takes one of the slots of `key`, which has `limit` of them. False when all are held.
-/// Lock order: slots come before jobs and executions.
-///
-/// # Errors
-/// [`StoreError`] of the database.
-pub async fn try_take(
-    connection: &mut Connection,
-    dialect: Dialect,
-    key: &str,
-    limit: i64,
-) -> Result<bool, StoreError> {
-    let insert = format!(
-        "{} concurrency_slot (slot_key, holders, slot_limit) values (?, 0, ?)",
-        dialect.insert_ignore()
-    );
-    sqlx::query(AssertSqlSafe(insert))
-        .bind(key)
-        .bind(limit)
-        .execute(&mut *connection)
-        .await?;
-    let taken = sqlx::query(
-        "update concurrency_slot set holders = holders + 1 where slot_key = ? and holders < slot_limit",
-    )
-    .bind(key)
-    .execute(connection)
-    .await?;
-    Ok(taken.rows_affected() == 1)
-}
-
-/// Gives one slot back.
-///
-/// # Errors
-/// [`StoreError`] of the database.
-pub async fn give_back(connection: &mut Connection, key: &str) -> Result<(), StoreError> {
-    sqlx::query("update concurrency_slot set holders = holders - 1 where slot_key = ? and holders > 0")
-        .bind(key)
-        .execute(connection)
-        .await?;
-    Ok(())
+    // Never ends in a blank, which MySQL passes over when it compares: `a` and `a ` are two keys.
+    format!("key:{app}:{concurrency_key};")
 }
 
 /// Slots of many keys under their row locks: taken in memory, written once. Locked before any job or execution is.
@@ -72,18 +32,21 @@ struct LockedSlot {
 }
 
 impl LockedSlots {
-    /// Locks the slots of these keys, making those that do not exist yet with the limit given.
+    /// Locks the slots of these keys, in their order; those that do not exist yet are made. Each has the limit given from
+    /// now on.
     ///
     /// # Errors
     /// [`StoreError`] of the database.
     pub async fn lock(tx: &mut Tx, wanted: &BTreeMap<String, i64>) -> Result<Self, StoreError> {
         let mut slots = BTreeMap::new();
         let wanted: Vec<_> = wanted.iter().collect();
-        for chunk in wanted.chunks(CHUNK) {
+        for chunk in row_chunks(&wanted) {
+            // An upsert locks exclusively at once. One that ignores what exists would lock shared first, and two of them
+            // would deadlock as soon as both go on to write.
             let insert = format!(
-                "{} concurrency_slot (slot_key, holders, slot_limit) values {}",
-                tx.dialect().insert_ignore(),
-                vec!["(?, 0, ?)"; chunk.len()].join(", ")
+                "insert into concurrency_slot (slot_key, holders, slot_limit) values {}{}",
+                vec!["(?, 0, ?)"; chunk.len()].join(", "),
+                tx.dialect().on_conflict_update(&["slot_key"], &["slot_limit"])
             );
             let mut query = sqlx::query(AssertSqlSafe(insert));
             for (key, limit) in chunk {
@@ -91,10 +54,8 @@ impl LockedSlots {
             }
             query.execute(&mut **tx).await?;
             let select = format!(
-                "select slot_key, holders, slot_limit from concurrency_slot where slot_key in ({}) \
-                 order by slot_key{}",
-                placeholders(chunk.len(), 0),
-                tx.dialect().for_update()
+                "select slot_key, holders, slot_limit from concurrency_slot where slot_key in ({})",
+                placeholders(chunk.len(), 0)
             );
             let mut query = sqlx::query(AssertSqlSafe(select));
             for (key, _) in chunk {

@@ -16,6 +16,35 @@ pub fn placeholders(count: usize, width: usize) -> String {
     vec![group; count].join(",")
 }
 
+/// Splits rows for multi-row statements: chunks of [`CHUNK`], then powers of two. So there are few different statements,
+/// which the connections keep prepared: one for every possible number of rows would fill SQLite's memory, and have the
+/// server parse nearly every large statement anew.
+pub fn row_chunks<T>(rows: &[T]) -> impl Iterator<Item = &[T]> {
+    let mut rest = rows;
+    std::iter::from_fn(move || {
+        let size = match rest.len() {
+            0 => return None,
+            len if len >= CHUNK => CHUNK,
+            len => 1 << len.ilog2(),
+        };
+        let (chunk, after) = rest.split_at(size);
+        rest = after;
+        Some(chunk)
+    })
+}
+
+/// Splits keys for `in (…)` lists, as [`row_chunks`] and for its reason, but each chunk is filled up to a power of two
+/// by repeating its last key: that changes no answer and saves statements.
+pub fn key_chunks<T>(keys: &[T]) -> impl Iterator<Item = Vec<&T>> {
+    keys.chunks(CHUNK).map(filled_up)
+}
+
+fn filled_up<T>(chunk: &[T]) -> Vec<&T> {
+    let size = chunk.len().next_power_of_two().min(CHUNK);
+    let last = chunk.last().into_iter().cycle();
+    chunk.iter().chain(last).take(size).collect()
+}
+
 /// An UPDATE of many rows with values of their own, in one statement a chunk.
 ///
 /// ```text
@@ -53,7 +82,8 @@ impl BulkUpdate<'_> {
         F: for<'q> Fn(AnyQuery<'q>, &T) -> AnyQuery<'q>,
     {
         let mut changed = 0;
-        for chunk in rows.chunks(CHUNK) {
+        // A row that is repeated is still updated, and counted, once.
+        for chunk in key_chunks(rows) {
             let mut query = sqlx::query(AssertSqlSafe(self.statement(dialect, chunk.len())));
             for row in chunk {
                 query = bind(query, row);
@@ -215,5 +245,39 @@ impl Row<'_> {
             return Ok(T::default());
         };
         serde_json::from_str(&text).map_err(|error| StoreError::Corrupt(format!("{column}: {error}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_split_into_few_sizes_and_none_is_lost() {
+        for count in 0..1_300 {
+            let rows: Vec<usize> = (0..count).collect();
+            let chunks: Vec<_> = row_chunks(&rows).collect();
+            assert!(
+                chunks
+                    .iter()
+                    .all(|chunk| chunk.len() == CHUNK || chunk.len().is_power_of_two())
+            );
+            assert_eq!(chunks.concat(), rows);
+        }
+    }
+
+    #[test]
+    fn keys_are_filled_up_with_the_last_one() {
+        for count in 0..1_300 {
+            let keys: Vec<usize> = (0..count).collect();
+            let mut seen: Vec<&usize> = Vec::new();
+            for chunk in key_chunks(&keys) {
+                assert!(chunk.len() == CHUNK || chunk.len().is_power_of_two());
+                assert!(chunk.len() <= CHUNK);
+                seen.extend(chunk);
+            }
+            seen.dedup();
+            assert!(seen.into_iter().eq(&keys), "{count} keys");
+        }
     }
 }

@@ -4,9 +4,9 @@
 //! without any read; only when a key turns out to be taken is it looked up who has it.
 
 use super::{
-    CHUNK, Connection, Row, Store, StoreError, Tx, jobs,
+    Connection, Row, Store, StoreError, Tx, jobs,
     jobs::{JobRow, client_request_hash},
-    placeholders,
+    key_chunks, placeholders,
 };
 use crate::{
     id::{AppId, JobId},
@@ -252,7 +252,7 @@ async fn lock_parents(tx: &mut Tx, group: &[JobRow]) -> Result<HashMap<JobId, Pa
     ids.dedup();
     let lock = tx.dialect().for_share();
     let mut parents = HashMap::new();
-    for chunk in ids.chunks(CHUNK) {
+    for chunk in key_chunks(&ids) {
         let sql = format!(
             "select id, app_id, status from job_info where id in ({}) order by id{lock}",
             placeholders(chunk.len(), 0)
@@ -303,7 +303,7 @@ async fn collect_holders(
     } else {
         "id"
     };
-    for chunk in keys.chunks(CHUNK) {
+    for chunk in key_chunks(keys) {
         let sql = format!(
             "select id, app_id, client_request_hash, content_hash, status, next_trigger_time
                from job_info where {filter} in ({})",

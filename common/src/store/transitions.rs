@@ -3,10 +3,10 @@
 //! terminal state are settled in the same transaction.
 
 use super::{
-    BulkUpdate, CHUNK, Connection, Row, StoreError, Tx,
+    BulkUpdate, Connection, Row, StoreError, Tx,
     executions::{self, ExecutionRow},
     job_log::{self, LogEntry},
-    placeholders,
+    key_chunks, placeholders,
     settle::{self, Ended},
     slots,
     sql::AnyQuery,
@@ -82,7 +82,7 @@ pub async fn lock(tx: &mut Tx, ids: &[ExecutionId]) -> Result<Vec<ExecutionRow>,
 /// The slots and jobs that ending these executions may write, those of child jobs included.
 async fn above(tx: &mut Tx, ids: &[ExecutionId]) -> Result<(BTreeSet<String>, BTreeSet<String>), StoreError> {
     let (mut slots, mut jobs) = (BTreeSet::new(), BTreeSet::new());
-    for chunk in ids.chunks(CHUNK) {
+    for chunk in key_chunks(ids) {
         let sql = format!(
             "select job_execution.job_id, job_execution.slot_key, child.id as child_id, child.app_id as child_app, \
              child.concurrency_policy as child_policy, child.concurrency_key as child_key \
@@ -115,7 +115,7 @@ async fn above(tx: &mut Tx, ids: &[ExecutionId]) -> Result<(BTreeSet<String>, BT
 async fn hold(tx: &mut Tx, table: &str, key: &str, keys: &BTreeSet<String>) -> Result<(), StoreError> {
     let lock = tx.dialect().for_update();
     let keys: Vec<_> = keys.iter().collect();
-    for chunk in keys.chunks(CHUNK) {
+    for chunk in key_chunks(&keys) {
         let sql = format!(
             "select {key} from {table} where {key} in ({}) order by {key}{lock}",
             placeholders(chunk.len(), 0)
@@ -387,7 +387,7 @@ pub async fn retry_policies(
     jobs: &[JobId],
 ) -> Result<HashMap<JobId, RetryPolicy>, StoreError> {
     let mut policies = HashMap::with_capacity(jobs.len());
-    for chunk in jobs.chunks(CHUNK) {
+    for chunk in key_chunks(jobs) {
         let sql = format!(
             "select id, retry_max_attempts, retry_backoff, retry_initial_ms, retry_max_ms from job_info \
              where id in ({})",

@@ -1,6 +1,6 @@
 //! `worker_node`: one row an incarnation, written by the leader from heartbeats.
 
-use super::{BulkUpdate, CHUNK, Connection, Row, StoreError, Tx, placeholders};
+use super::{BulkUpdate, Connection, Row, StoreError, Tx, key_chunks, placeholders, row_chunks};
 use crate::{
     id::{IncarnationId, WorkerId},
     job::Selector,
@@ -114,7 +114,7 @@ const REFRESHED: [&str; 9] = [
 /// [`StoreError`] of the database.
 pub async fn save(tx: &mut Tx, rows: &[WorkerRow]) -> Result<(), StoreError> {
     let dialect = tx.dialect();
-    for chunk in rows.chunks(CHUNK) {
+    for chunk in row_chunks(rows) {
         let sql = format!(
             "insert into worker_node ({}) values {}{}",
             COLUMNS.join(", "),
@@ -213,7 +213,7 @@ pub async fn statuses(
     incarnations: &[IncarnationId],
 ) -> Result<Vec<(IncarnationId, WorkerStatus)>, StoreError> {
     let mut statuses = Vec::with_capacity(incarnations.len());
-    for chunk in incarnations.chunks(CHUNK) {
+    for chunk in key_chunks(incarnations) {
         let sql = format!(
             "select incarnation, status from worker_node where incarnation in ({})",
             placeholders(chunk.len(), 0)

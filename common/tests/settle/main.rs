@@ -14,12 +14,12 @@ use isocost_common::{
         executions::{ExecutionRow, TriggerKind},
         job_log,
         jobs::JobRow,
-        slots,
+        slots::LockedSlots,
         transitions::{self, Change},
     },
     time::EpochMillis,
 };
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 fn shard_of(row: &ExecutionRow, shard: u32) -> ExecutionRow {
     ExecutionRow {
@@ -240,15 +240,7 @@ async fn the_slot_goes_to_the_blocked_execution_with_the_lowest_rank_and_then_ba
             &[holder.clone(), later.clone(), sooner.clone()],
         )
         .await?;
-        store
-            .transact(|| async {
-                let mut tx = store.begin().await?;
-                let dialect = tx.dialect();
-                let done = slots::try_take(&mut tx, dialect, &key, 1).await?;
-                tx.commit().await?;
-                Ok(done)
-            })
-            .await?;
+        take_slot(store, &key).await?;
         let applied = finish(store, &[(&holder, success())]).await?;
         assert_eq!(applied.due, Some(END));
         let unblocked = execution_now(store, &sooner).await?;
@@ -270,6 +262,15 @@ async fn the_slot_goes_to_the_blocked_execution_with_the_lowest_rank_and_then_ba
         Ok(())
     })
     .await
+}
+
+async fn take_slot(store: &isocost_common::store::Store, key: &str) -> anyhow::Result<()> {
+    let mut tx = store.begin().await?;
+    let mut slots = LockedSlots::lock(&mut tx, &BTreeMap::from([(key.to_owned(), 1)])).await?;
+    assert!(slots.take(key));
+    slots.write(&mut tx).await?;
+    tx.commit().await?;
+    Ok(())
 }
 
 async fn cancel(store: &isocost_common::store::Store, row: &ExecutionRow) -> anyhow::Result<()> {

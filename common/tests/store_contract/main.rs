@@ -5,4 +5,5 @@ mod epoch;
 mod errors;
 mod rows;
 mod schema;
+mod slots;
 mod transactions;

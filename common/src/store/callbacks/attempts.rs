@@ -6,9 +6,9 @@ use crate::{
     id::{AppId, DeliveryId, ExecutionId, JobId},
     message::CallbackTicket,
     store::{
-        BulkUpdate, CHUNK, Connection, Row, StoreError, Tx,
+        BulkUpdate, Connection, Row, StoreError, Tx,
         job_log::{self, LogEntry},
-        placeholders,
+        placeholders, row_chunks,
         transitions::by_weight,
     },
     time::EpochMillis,
@@ -86,7 +86,7 @@ pub async fn of_tickets(
     ids.sort_unstable();
     ids.dedup();
     let mut waiting = Vec::with_capacity(ids.len());
-    for chunk in ids.chunks(CHUNK) {
+    for chunk in row_chunks(&ids) {
         let sql = format!(
             "select {COLUMNS} from callback_delivery where status = {} and id in ({}) order by id",
             DeliveryStatus::Pending.code(),
@@ -175,7 +175,7 @@ pub async fn claim(
     leased_until: EpochMillis,
 ) -> Result<HashSet<DeliveryId>, StoreError> {
     let mut free: HashSet<(DeliveryId, u32)> = HashSet::with_capacity(waiting.len());
-    for chunk in waiting.chunks(CHUNK) {
+    for chunk in row_chunks(waiting) {
         let sql = format!(
             "select id, attempt from callback_delivery where status = {} and id in ({}) order by id{}",
             DeliveryStatus::Pending.code(),
@@ -230,7 +230,7 @@ pub async fn signing_secrets(
 ) -> Result<HashMap<AppId, Vec<String>>, StoreError> {
     let apps: Vec<_> = apps.iter().collect();
     let mut secrets: HashMap<AppId, Vec<String>> = HashMap::with_capacity(apps.len());
-    for chunk in apps.chunks(CHUNK) {
+    for chunk in row_chunks(&apps) {
         let sql = format!(
             "select app_id, secret from webhook_secret where app_id in ({}) \
              and (retired_at is null or retired_at > ?) order by created_at desc",
@@ -351,7 +351,7 @@ async fn insert_attempts(tx: &mut Tx, attempts: &[&AttemptRecord]) -> Result<(),
         &["finished_at", "status_code", "error", "response_body"],
     );
     for part in by_weight(attempts, body_bytes) {
-        for chunk in part.chunks(CHUNK) {
+        for chunk in row_chunks(part) {
             let sql = format!(
                 "insert into callback_attempt (delivery_id, attempt, started_at, finished_at, status_code, error, \
                  response_body) values {}{upsert}",

@@ -4,7 +4,7 @@ use super::{DeliveryStatus, default_expiry};
 use crate::{
     id::{AppId, DeliveryId, ExecutionId, JobId},
     message::CallbackTicket,
-    store::{CHUNK, Connection, Row, StoreError, Tx, placeholders},
+    store::{Connection, Row, StoreError, Tx, placeholders, row_chunks},
     time::EpochMillis,
 };
 use sqlx::{AssertSqlSafe, any::AnyRow};
@@ -143,7 +143,7 @@ pub async fn attempts_of(
     deliveries: &[DeliveryId],
 ) -> Result<HashMap<DeliveryId, Vec<AttemptRow>>, StoreError> {
     let mut attempts: HashMap<DeliveryId, Vec<AttemptRow>> = HashMap::with_capacity(deliveries.len());
-    for chunk in deliveries.chunks(CHUNK) {
+    for chunk in row_chunks(deliveries) {
         let sql = format!(
             "select delivery_id, attempt, started_at, finished_at, status_code, error, response_body \
              from callback_attempt where delivery_id in ({}) order by delivery_id, attempt",
@@ -202,7 +202,7 @@ pub async fn redeliver(
 ) -> Result<Vec<CallbackTicket>, StoreError> {
     let mut tickets = select_ended(tx, app, which).await?;
     tickets.sort_unstable_by_key(|ticket| ticket.delivery);
-    for chunk in tickets.chunks(CHUNK) {
+    for chunk in row_chunks(&tickets) {
         let sql = format!(
             "update callback_delivery set status = {}, retry_from = attempt, next_attempt_at = ?, expires_at = ?, \
              finished_at = null where id in ({})",

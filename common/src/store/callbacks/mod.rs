@@ -4,7 +4,7 @@
 pub mod attempts;
 pub mod listing;
 
-use super::{CHUNK, Connection, StoreError, placeholders, transitions::by_weight};
+use super::{Connection, StoreError, placeholders, row_chunks, transitions::by_weight};
 use crate::{
     config::RelayConfig,
     id::{AppId, DeliveryId, ExecutionId, JobId},
@@ -122,7 +122,7 @@ fn default_expiry() -> Duration {
 /// [`StoreError`] of the database.
 pub async fn insert_many(connection: &mut Connection, deliveries: &[NewDelivery]) -> Result<(), StoreError> {
     for part in by_weight(deliveries, |delivery| delivery.body.len()) {
-        for chunk in part.chunks(CHUNK) {
+        for chunk in row_chunks(part) {
             let sql = format!(
                 "insert into callback_delivery (id, app_id, job_id, execution_id, url, endpoint, event_type, body, \
                  status, attempt, retry_from, next_attempt_at, created_at, expires_at) values {}",

@@ -6,18 +6,19 @@ use crate::{
     id::{ExecutionId, JobId},
     job::{ConcurrencyPolicy, JobStatus, ParentOutcome, Trigger},
     store::{
-        BulkUpdate, CHUNK, Connection, Row, StoreError, Tx,
+        BulkUpdate, Connection, StoreError, Tx,
         executions::{self, ExecutionRow, TriggerKind, rank_time},
         job_log::{self, LogEntry},
         jobs::{self, JobRow},
-        placeholders,
+        placeholders, row_chunks,
+        slots::LockedSlots,
         transitions::Applied,
     },
     time::EpochMillis,
 };
 use sqlx::AssertSqlSafe;
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
 
@@ -32,7 +33,7 @@ pub(super) async fn fire(
     if children.is_empty() {
         return Ok(());
     }
-    let mut slots = Slots::lock(tx, &children).await?;
+    let mut slots = lock_slots(tx, &children).await?;
     let (mut rows, mut log) = (Vec::new(), Vec::new());
     let mut reopened = BTreeSet::new();
     for firing in firings {
@@ -42,7 +43,7 @@ pub(super) async fn fire(
                     if child.status == JobStatus::Completed {
                         reopened.insert(child.id);
                     }
-                    let made = slots.executions(child, firing, time);
+                    let made = executions_of(child, firing, time, &mut slots);
                     log.extend(made.iter().map(|row| made_entry(row, firing)));
                     rows.extend(made);
                 }
@@ -67,7 +68,7 @@ async fn read_children(
     let parents: BTreeSet<JobId> = firings.iter().map(|firing| firing.last.job).collect();
     let parents: Vec<_> = parents.into_iter().collect();
     let mut children = Vec::new();
-    for chunk in parents.chunks(CHUNK) {
+    for chunk in row_chunks(&parents) {
         let sql = format!(
             "select {} from job_info where parent_job_id in ({}) order by id",
             jobs::columns(),
@@ -152,122 +153,43 @@ fn not_fired_entry(child: &JobRow, firing: &Firing<'_>, reason: &str) -> LogEntr
     }
 }
 
-/// The slots that the children need, as they stand under their locks.
-struct Slots {
-    before: HashMap<String, Holders>,
-    now: HashMap<String, Holders>,
+async fn lock_slots(tx: &mut Tx, children: &[JobRow]) -> Result<LockedSlots, StoreError> {
+    // A sharded firing of a job holds one slot of the job's key for every shard.
+    let wanted: BTreeMap<String, i64> = children
+        .iter()
+        .filter_map(|child| {
+            let shared = child.concurrency_key.is_some();
+            let limit = if shared { 1 } else { i64::from(child.shards) };
+            Some((child.slot_key()?, limit))
+        })
+        .collect();
+    LockedSlots::lock(tx, &wanted).await
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Holders {
-    held: i64,
-    limit: i64,
-}
-
-impl Slots {
-    async fn lock(tx: &mut Tx, children: &[JobRow]) -> Result<Self, StoreError> {
-        // A sharded firing of a job holds one slot of the job's key for every shard.
-        let wanted: HashMap<String, i64> = children
-            .iter()
-            .filter_map(|child| {
-                let shared = child.concurrency_key.is_some();
-                let limit = if shared { 1 } else { i64::from(child.shards) };
-                Some((child.slot_key()?, limit))
-            })
-            .collect();
-        let mut keys: Vec<_> = wanted.keys().cloned().collect();
-        keys.sort_unstable();
-        let mut before = HashMap::with_capacity(keys.len());
-        for chunk in keys.chunks(CHUNK) {
-            let insert = format!(
-                "{} concurrency_slot (slot_key, holders, slot_limit) values {}",
-                tx.dialect().insert_ignore(),
-                vec!["(?, 0, ?)"; chunk.len()].join(", ")
-            );
-            let mut query = sqlx::query(AssertSqlSafe(insert));
-            for key in chunk {
-                query = query.bind(key.clone()).bind(wanted[key]);
-            }
-            query.execute(&mut **tx).await?;
-            let select = format!(
-                "select slot_key, holders, slot_limit from concurrency_slot where slot_key in ({}) \
-                 order by slot_key{}",
-                placeholders(chunk.len(), 0),
-                tx.dialect().for_update()
-            );
-            let mut query = sqlx::query(AssertSqlSafe(select));
-            for key in chunk {
-                query = query.bind(key.clone());
-            }
-            for row in query.fetch_all(&mut **tx).await? {
-                let row = Row(&row);
-                let holders = Holders {
-                    held: row.int("holders")?,
-                    limit: row.int("slot_limit")?,
-                };
-                before.insert(row.text("slot_key")?, holders);
-            }
-        }
-        Ok(Self {
-            now: before.clone(),
-            before,
+/// The executions of one firing of a child; takes the slots they start with.
+fn executions_of(
+    child: &JobRow,
+    firing: &Firing<'_>,
+    time: EpochMillis,
+    slots: &mut LockedSlots,
+) -> Vec<ExecutionRow> {
+    let slot_key = child.slot_key();
+    let discarded = child.concurrency == ConcurrencyPolicy::Discard
+        && slot_key.as_ref().is_some_and(|key| slots.any_held(key));
+    (0..child.shards)
+        .map(|shard| {
+            let status = if discarded {
+                ExecutionStatus::Skipped
+            } else if slot_key.as_ref().is_some_and(|key| !slots.take(key)) {
+                ExecutionStatus::Blocked
+            } else if firing.last.finished_at < Some(time) {
+                ExecutionStatus::Scheduled
+            } else {
+                ExecutionStatus::Pending
+            };
+            new_execution(child, firing, time, shard, status)
         })
-    }
-
-    /// The executions of one firing of a child; takes the slots they start with.
-    fn executions(&mut self, child: &JobRow, firing: &Firing<'_>, time: EpochMillis) -> Vec<ExecutionRow> {
-        let slot_key = child.slot_key();
-        let discarded = child.concurrency == ConcurrencyPolicy::Discard
-            && slot_key
-                .as_ref()
-                .and_then(|key| self.now.get(key))
-                .is_some_and(|slot| slot.held > 0);
-        (0..child.shards)
-            .map(|shard| {
-                let status = if discarded {
-                    ExecutionStatus::Skipped
-                } else if !self.take(slot_key.as_deref()) {
-                    ExecutionStatus::Blocked
-                } else if firing.last.finished_at < Some(time) {
-                    ExecutionStatus::Scheduled
-                } else {
-                    ExecutionStatus::Pending
-                };
-                new_execution(child, firing, time, shard, status)
-            })
-            .collect()
-    }
-
-    fn take(&mut self, key: Option<&str>) -> bool {
-        let Some(slot) = key.and_then(|key| self.now.get_mut(key)) else {
-            return true;
-        };
-        let free = slot.held < slot.limit;
-        slot.held += i64::from(free);
-        free
-    }
-
-    async fn write(&self, tx: &mut Tx) -> Result<(), StoreError> {
-        let mut taken: Vec<(&String, i64)> = self
-            .now
-            .iter()
-            .filter(|(key, slot)| self.before[*key] != **slot)
-            .map(|(key, slot)| (key, slot.held))
-            .collect();
-        taken.sort_unstable();
-        let dialect = tx.dialect();
-        BulkUpdate {
-            table: "concurrency_slot",
-            columns: &["slot_key", "holders"],
-            set: "",
-            guard: "1 = 1",
-        }
-        .execute(tx, dialect, &taken, |query, (key, held)| {
-            query.bind((*key).clone()).bind(*held)
-        })
-        .await?;
-        Ok(())
-    }
+        .collect()
 }
 
 fn new_execution(

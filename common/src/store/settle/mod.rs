@@ -10,9 +10,9 @@ mod turns;
 mod webhook;
 
 use super::{
-    CHUNK, Connection, Row, StoreError, Tx,
+    Connection, Row, StoreError, Tx,
     executions::{ExecutionRow, TriggerKind},
-    placeholders,
+    placeholders, row_chunks,
     transitions::Applied,
 };
 use crate::{
@@ -77,7 +77,7 @@ async fn read_jobs(
     ids.sort_unstable();
     ids.dedup();
     let mut jobs = HashMap::with_capacity(ids.len());
-    for chunk in ids.chunks(CHUNK) {
+    for chunk in row_chunks(&ids) {
         let sql = format!(
             "select job_info.id, job_info.app_id, job_info.name, job_info.trigger_spec, job_info.start_at, \
              job_info.end_at, job_info.next_trigger_time, job_info.status, job_info.version, \
@@ -183,7 +183,7 @@ async fn shard_states(
         ExecutionStatus::Succeeded.code(),
         ExecutionStatus::Succeeded.code(),
     );
-    for chunk in instants.chunks(CHUNK) {
+    for chunk in row_chunks(&instants) {
         let one = "(job_id = ? and scheduled_time = ?)";
         let sql = format!(
             "select job_id, scheduled_time, trigger_key, \

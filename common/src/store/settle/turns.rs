@@ -5,9 +5,9 @@ use crate::{
     execution::{ExecutionEvent, ExecutionStatus},
     id::ExecutionId,
     store::{
-        CHUNK, Row, StoreError, Tx, executions,
+        Row, StoreError, Tx, executions,
         job_log::{self, LogEntry},
-        placeholders,
+        placeholders, row_chunks,
         transitions::Applied,
     },
     time::EpochMillis,
@@ -28,7 +28,7 @@ pub(super) async fn pass_on(tx: &mut Tx, ended: &[Ended], applied: &mut Applied)
     // One slot of every key a round; keys with one slot, which nearly all are, need one round.
     while !freed.is_empty() {
         let keys: Vec<&str> = freed.keys().copied().collect();
-        for chunk in keys.chunks(CHUNK) {
+        for chunk in row_chunks(&keys) {
             pass_on_one_each(tx, chunk, at, applied).await?;
         }
         freed.retain(|_, count| {
