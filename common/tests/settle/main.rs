@@ -2,6 +2,7 @@
 
 mod given;
 mod history;
+mod outbox;
 
 use given::*;
 use isocost_common::{
