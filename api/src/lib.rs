@@ -8,6 +8,7 @@ mod cron;
 mod definition;
 mod documents;
 mod exchange;
+mod executions;
 mod handler_directory;
 mod health;
 mod input;

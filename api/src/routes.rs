@@ -2,7 +2,7 @@
 
 use crate::{
     access::authenticate,
-    cron, exchange, health, jobs,
+    cron, exchange, executions, health, jobs,
     problem::{Kind, Problem, ProblemBody},
     problem_pages, schema,
     state::ApiState,
@@ -74,6 +74,36 @@ pub enum SubmitProblems {
     Unavailable(ProblemBody),
 }
 
+/// What may go wrong with a call that changes something.
+#[derive(IntoResponses)]
+#[allow(dead_code, reason = "only its attributes are read, for the document")]
+pub enum SteerProblems {
+    /// Malformed or not valid; `errors` names everything that is wrong.
+    #[response(status = 400, content_type = "application/problem+json")]
+    Invalid(ProblemBody),
+    /// No valid API key.
+    #[response(status = 401, content_type = "application/problem+json")]
+    Unauthorized(ProblemBody),
+    /// The key lacks the scope.
+    #[response(status = 403, content_type = "application/problem+json")]
+    Forbidden(ProblemBody),
+    /// No such thing in this app.
+    #[response(status = 404, content_type = "application/problem+json")]
+    NotFound(ProblemBody),
+    /// Not possible in the state it is in; `detail` says why.
+    #[response(status = 409, content_type = "application/problem+json")]
+    Conflict(ProblemBody),
+    /// Over the app's limit.
+    #[response(status = 429, content_type = "application/problem+json")]
+    TooManyRequests(ProblemBody),
+    /// A fault of the server.
+    #[response(status = 500, content_type = "application/problem+json")]
+    Internal(ProblemBody),
+    /// Not possible just now.
+    #[response(status = 503, content_type = "application/problem+json")]
+    Unavailable(ProblemBody),
+}
+
 /// Why an execution did not succeed.
 #[derive(ToSchema)]
 #[allow(
@@ -126,7 +156,17 @@ fn protected() -> OpenApiRouter<ApiState> {
         .routes(routes!(jobs::submit_batch))
         .routes(routes!(jobs::statuses))
         .routes(routes!(jobs::validate))
-        .routes(routes!(jobs::get))
+        .routes(routes!(jobs::get, jobs::patch, jobs::delete))
+        .routes(routes!(jobs::pause))
+        .routes(routes!(jobs::resume))
+        .routes(routes!(jobs::cancel))
+        .routes(routes!(jobs::trigger))
+        .routes(routes!(executions::of_job))
+        .routes(routes!(executions::list))
+        .routes(routes!(executions::get))
+        .routes(routes!(executions::logs))
+        .routes(routes!(executions::cancel))
+        .routes(routes!(executions::retry))
         .routes(routes!(cron::next))
 }
 

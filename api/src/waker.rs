@@ -1,24 +1,27 @@
-//! Nudges the leader when something is due, coalesced and best effort: it never delays or fails an answer, since the
-//! leader also looks by itself.
+//! Nudges others after a commit: the leader when something is due, the relay when a callback is. Coalesced and best
+//! effort: it never delays or fails an answer, since both also look by themselves.
 
 use isocost_common::{
     broker::{Broker, Message, Publication, PublishOutcome, topology::Names},
-    message::{Wake, kind},
+    message::{CallbackTicket, Wake, kind},
     time::EpochMillis,
 };
 use std::sync::{
     Arc,
     atomic::{AtomicI64, Ordering},
 };
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 const NOTHING: i64 = i64::MAX;
+/// Tickets that may wait to be published. The relay's sweep finds the rows of those that find no room.
+const TICKETS: usize = 4_096;
 
 /// Where requests say what is due.
 pub struct Waker {
     pending: Arc<Pending>,
+    tickets: mpsc::Sender<CallbackTicket>,
 }
 
 struct Pending {
@@ -29,6 +32,7 @@ struct Pending {
 /// The task that publishes.
 pub struct Nudging {
     pending: Arc<Pending>,
+    tickets: mpsc::Receiver<CallbackTicket>,
     broker: Arc<dyn Broker>,
     names: Names,
 }
@@ -39,12 +43,18 @@ impl Waker {
             earliest: AtomicI64::new(NOTHING),
             arrived: Notify::new(),
         });
+        let (sender, receiver) = mpsc::channel(TICKETS);
         let nudging = Nudging {
             pending: Arc::clone(&pending),
+            tickets: receiver,
             broker,
             names,
         };
-        (Self { pending }, nudging)
+        let waker = Self {
+            pending,
+            tickets: sender,
+        };
+        (waker, nudging)
     }
 
     /// Something is due at `instant`. Returns at once.
@@ -54,40 +64,69 @@ impl Waker {
             self.pending.arrived.notify_one();
         }
     }
+
+    /// Callbacks are due. Returns at once.
+    pub fn callbacks(&self, tickets: Vec<CallbackTicket>) {
+        for ticket in tickets {
+            if self.tickets.try_send(ticket).is_err() {
+                debug!("no room for callback tickets; the relay's sweep finds the rest");
+                return;
+            }
+        }
+    }
 }
 
 impl Nudging {
     /// Publishes until `stop`, and once more what is pending then.
-    pub(crate) async fn run(self, stop: CancellationToken) {
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let mut tickets = Vec::new();
         loop {
             tokio::select! {
-                () = self.pending.arrived.notified() => self.publish().await,
+                () = self.pending.arrived.notified() => {}
+                _ = self.tickets.recv_many(&mut tickets, TICKETS) => {}
                 () = stop.cancelled() => break,
             }
+            self.publish(&mut tickets).await;
         }
-        self.publish().await;
+        while let Ok(ticket) = self.tickets.try_recv() {
+            tickets.push(ticket);
+        }
+        self.publish(&mut tickets).await;
     }
 
-    async fn publish(&self) {
-        let earliest = self.pending.earliest.swap(NOTHING, Ordering::AcqRel);
-        if earliest == NOTHING {
+    async fn publish(&self, tickets: &mut Vec<CallbackTicket>) {
+        let mut publications: Vec<Publication> = tickets.drain(..).map(|ticket| self.ticket(ticket)).collect();
+        publications.extend(self.due_wake());
+        if publications.is_empty() {
             return;
         }
-        let wake = Wake {
-            due: EpochMillis(earliest),
-        };
-        let publication = Publication {
+        let outcomes = self.broker.publish(publications).await;
+        if outcomes.iter().any(|outcome| *outcome != PublishOutcome::Confirmed) {
+            debug!(?outcomes, "a nudge did not get through; the others look by themselves");
+        }
+    }
+
+    fn due_wake(&self) -> Option<Publication> {
+        let earliest = self.pending.earliest.swap(NOTHING, Ordering::AcqRel);
+        (earliest != NOTHING).then(|| Publication {
             exchange: self.names.wake_exchange(),
             routing_key: String::new(),
             mandatory: false,
-            message: Message::json(kind::WAKE, &wake),
-        };
-        let outcomes = self.broker.publish(vec![publication]).await;
-        if outcomes != [PublishOutcome::Confirmed] {
-            debug!(
-                ?outcomes,
-                "a wake-up did not get through; the leader looks by itself"
-            );
+            message: Message::json(
+                kind::WAKE,
+                &Wake {
+                    due: EpochMillis(earliest),
+                },
+            ),
+        })
+    }
+
+    fn ticket(&self, ticket: CallbackTicket) -> Publication {
+        Publication {
+            exchange: self.names.callbacks_exchange(),
+            routing_key: self.names.first_callbacks_queue(),
+            mandatory: true,
+            message: Message::json(kind::CALLBACK, &ticket),
         }
     }
 }

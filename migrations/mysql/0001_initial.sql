@@ -123,7 +123,7 @@ create table job_execution (
     error_code varchar(64),
     error_message text
 ) engine = InnoDB default character set utf8mb4 collate utf8mb4_bin;
-create unique index uq_execution on job_execution (job_id, scheduled_time, shard, trigger_key);
+create unique index uq_execution on job_execution (job_id, trigger_key, scheduled_time, shard);
 create index idx_execution_due on job_execution (status, not_before);
 create index idx_execution_class on job_execution (status, class_key, rank_time, id);
 create index idx_execution_incarnation on job_execution (incarnation, status);

@@ -255,6 +255,32 @@ mod erased {
     }
 }
 
+/// Writes every column of a job in place of the row that has `version`, and its labels; false when that row has moved on.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn replace(connection: &mut Connection, job: &JobRow, version: i64) -> Result<bool, StoreError> {
+    let assignments: Vec<_> = COLUMNS.iter().map(|column| format!("{column} = ?")).collect();
+    let sql = format!(
+        "update job_info set {}, updated_at = ? where id = ? and version = ?",
+        assignments.join(", ")
+    );
+    let changed = bind_job(sqlx::query(AssertSqlSafe(sql)), job)?
+        .bind(job.id.to_string())
+        .bind(version)
+        .execute(&mut *connection)
+        .await?;
+    if changed.rows_affected() == 0 {
+        return Ok(false);
+    }
+    sqlx::query("delete from job_label where job_id = ?")
+        .bind(job.id.to_string())
+        .execute(&mut *connection)
+        .await?;
+    insert_labels(connection, std::slice::from_ref(job)).await?;
+    Ok(true)
+}
+
 async fn insert_labels(connection: &mut Connection, jobs: &[JobRow]) -> Result<(), StoreError> {
     let labels: Vec<_> = jobs
         .iter()

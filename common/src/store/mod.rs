@@ -26,6 +26,8 @@ pub mod settings;
 pub mod settle;
 pub mod slots;
 mod sql;
+pub mod stats;
+pub mod steering;
 pub mod submission;
 mod transaction;
 pub mod transitions;

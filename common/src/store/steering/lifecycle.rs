@@ -1,0 +1,131 @@
+use super::{SteerError, lock_job, rerun, set_status};
+use crate::{
+    id::JobId,
+    job::{JobStatus, Trigger, Window},
+    store::{
+        Connection, Row, Store, StoreError, Tx,
+        audit::{self, AuditEntry},
+        job_log::{self, LogEntry},
+        jobs::JobRow,
+    },
+    time::EpochMillis,
+};
+use std::time::Duration;
+
+/// Stops a job from firing. What has fired goes on. Pausing a paused job changes nothing.
+///
+/// # Errors
+/// [`SteerError`].
+pub async fn pause_job(store: &Store, id: JobId, by: &AuditEntry) -> Result<(), SteerError> {
+    rerun(async || {
+        let mut tx = store.begin().await?;
+        let mut job = lock_job(&mut tx, by.app, id).await?;
+        let fired_once = matches!(job.trigger, Trigger::Once { .. }) && job.next_trigger_time.is_none();
+        match job.status {
+            JobStatus::Paused => return Ok(()),
+            JobStatus::Waiting if !fired_once => {}
+            JobStatus::Waiting => {
+                let detail = "the job has fired and will not fire again, so there is nothing to pause; cancel stops what runs";
+                return Err(SteerError::not_possible("job.already-fired", detail));
+            }
+            other => return Err(wrong_status(other, "paused")),
+        }
+        job.status = JobStatus::Paused;
+        set_status(&mut tx, &job, by.at).await?;
+        finish(tx, id, "paused", by).await
+    })
+    .await
+}
+
+/// Lets a paused job fire again. Firings that fell into the pause are left out, but a one-shot that came due in it fires
+/// now. Resuming a job that is not paused changes nothing. Returns its next firing.
+///
+/// # Errors
+/// [`SteerError`].
+pub async fn resume_job(store: &Store, id: JobId, by: &AuditEntry) -> Result<Option<EpochMillis>, SteerError> {
+    rerun(async || {
+        let mut tx = store.begin().await?;
+        let mut job = lock_job(&mut tx, by.app, id).await?;
+        match job.status {
+            JobStatus::Paused => {}
+            JobStatus::Waiting => return Ok(job.next_trigger_time),
+            other => return Err(wrong_status(other, "resumed")),
+        }
+        replan(&mut tx, &mut job, by.at).await?;
+        set_status(&mut tx, &job, by.at).await?;
+        let next = job.next_trigger_time;
+        finish(tx, id, "resumed", by).await?;
+        Ok(next)
+    })
+    .await
+}
+
+async fn replan(connection: &mut Connection, job: &mut JobRow, now: EpochMillis) -> Result<(), StoreError> {
+    let window = Window {
+        start_at: job.start_at,
+        end_at: job.end_at,
+    };
+    job.status = JobStatus::Waiting;
+    let missed = job.next_trigger_time.is_none_or(|next| next <= now);
+    match &job.trigger {
+        Trigger::Cron { .. } | Trigger::FixedRate { .. } if missed => match job.trigger.next_firing(now, window) {
+            Ok(next) => job.next_trigger_time = next,
+            Err(error) => {
+                job.status = JobStatus::Invalid;
+                job.invalid_reason = Some(error.to_string());
+            }
+        },
+        Trigger::FixedDelay { every_ms } if job.next_trigger_time.is_none() => {
+            // While an execution is open, its end plans the next firing.
+            if !has_open_executions(connection, job.id).await? {
+                let next = now + Duration::from_millis(every_ms.unsigned_abs());
+                job.next_trigger_time = window.end_at.is_none_or(|end| next <= end).then_some(next);
+            }
+        }
+        _ => {}
+    }
+    let plans_by_time = matches!(job.trigger, Trigger::Cron { .. } | Trigger::FixedRate { .. } | Trigger::FixedDelay { .. });
+    if job.status == JobStatus::Waiting
+        && plans_by_time
+        && job.next_trigger_time.is_none()
+        && !has_open_executions(connection, job.id).await?
+    {
+        job.status = JobStatus::Completed;
+    }
+    Ok(())
+}
+
+/// True when an execution of the job is not terminal.
+pub(super) async fn has_open_executions(connection: &mut Connection, id: JobId) -> Result<bool, StoreError> {
+    let row = sqlx::query("select count(*) as open_count from job_execution where job_id = ? and status < 5")
+        .bind(id.to_string())
+        .fetch_one(connection)
+        .await?;
+    Ok(Row(&row).int("open_count")? > 0)
+}
+
+pub(super) fn wrong_status(status: JobStatus, wanted: &str) -> SteerError {
+    SteerError::not_possible(
+        "job.wrong-status",
+        format!("a job that is {} cannot be {wanted}", status.name()),
+    )
+}
+
+/// Writes the event of the job and the audit entry, and commits.
+pub(super) async fn finish(mut tx: Tx, job: JobId, event: &str, by: &AuditEntry) -> Result<(), SteerError> {
+    let entry = LogEntry {
+        job,
+        execution: None,
+        attempt: 0,
+        dispatch_seq: 0,
+        from: None,
+        to: None,
+        worker: None,
+        message: Some(format!("{event} on request")),
+        at: by.at,
+    };
+    job_log::append(&mut tx, &[entry]).await?;
+    audit::append(&mut tx, by).await?;
+    tx.commit().await?;
+    Ok(())
+}

@@ -1,0 +1,275 @@
+use super::{SteerError, cancelling::find, lock_job, rerun};
+use crate::{
+    execution::ExecutionStatus,
+    id::{ExecutionId, JobId},
+    job::{ConcurrencyPolicy, JobStatus},
+    raw_json::RawJson,
+    store::{
+        Connection, Row, Store, StoreError, Tx,
+        audit::{self, AuditEntry},
+        executions::{self, ExecutionRow, TriggerKind, rank_time},
+        job_log::{self, LogEntry},
+        jobs::{self, JobRow},
+    },
+    time::EpochMillis,
+};
+use sqlx::AssertSqlSafe;
+use std::{ops::Range, time::Duration};
+
+/// How a run by hand is asked for.
+#[derive(Debug, Clone, Default)]
+pub struct RunRequest {
+    /// In place of the params of the job.
+    pub params: Option<RawJson>,
+    /// Makes the call idempotent within the job.
+    pub client_request_id: Option<String>,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// The executions, one a shard.
+    pub executions: Vec<ExecutionId>,
+    /// True when they had been made before, by the same request.
+    pub replayed: bool,
+    /// True when they wait for a concurrency slot.
+    pub blocked: bool,
+}
+
+/// What the new executions have in common.
+struct Origin {
+    kind: TriggerKind,
+    key: String,
+    scheduled_time: EpochMillis,
+    shards: Range<u32>,
+    params: Option<RawJson>,
+    message: String,
+}
+
+/// Makes a job run now. Its schedule is untouched.
+///
+/// # Errors
+/// [`SteerError`]; the job's concurrency policy may forbid it.
+pub async fn run_job(
+    store: &Store,
+    id: JobId,
+    request: &RunRequest,
+    by: &AuditEntry,
+) -> Result<Run, SteerError> {
+    // Without a key of the caller's, one of its own keeps runs of one instant apart.
+    let key = match &request.client_request_id {
+        Some(key) => format!("run:{key}"),
+        None => ExecutionId::generate().to_string(),
+    };
+    rerun(async || {
+        let job = jobs::get(&mut *store.reader().await?, id).await?;
+        let job = job.filter(|job| job.app == by.app).ok_or(SteerError::NotFound)?;
+        let origin = Origin {
+            kind: TriggerKind::Manual,
+            key: key.clone(),
+            scheduled_time: by.at,
+            shards: 0..job.shards,
+            params: request.params.clone(),
+            message: "run on request".into(),
+        };
+        make(store, &job, origin, by).await
+    })
+    .await
+}
+
+/// Runs a terminal execution again, as a new execution beside it. Asked for twice, it is made once.
+///
+/// # Errors
+/// [`SteerError`].
+pub async fn retry_execution(store: &Store, id: ExecutionId, by: &AuditEntry) -> Result<Run, SteerError> {
+    rerun(async || {
+        let mut connection = store.reader().await?;
+        let ended = find(&mut connection, by, id).await?;
+        if !ended.status.is_terminal() {
+            let detail = format!("the execution has not ended: it is {}", ended.status);
+            return Err(SteerError::not_possible("execution.open", detail));
+        }
+        let job = jobs::get(&mut connection, ended.job).await?;
+        drop(connection);
+        let job = job.ok_or_else(|| {
+            SteerError::not_possible("job.deleted", "the job of the execution was deleted")
+        })?;
+        let origin = Origin {
+            kind: TriggerKind::Retry,
+            key: format!("retry:{id}"),
+            scheduled_time: ended.scheduled_time,
+            shards: ended.shard..ended.shard + 1,
+            params: ended.params,
+            message: format!("runs execution {id} again, on request"),
+        };
+        make(store, &job, origin, by).await
+    })
+    .await
+}
+
+async fn make(store: &Store, job: &JobRow, origin: Origin, by: &AuditEntry) -> Result<Run, SteerError> {
+    let mut tx = store.begin().await?;
+    let slot = match job.slot_key() {
+        Some(key) => Some(Slot::lock(&mut tx, key, job).await?),
+        None => None,
+    };
+    let locked = lock_job(&mut tx, by.app, job.id).await?;
+    if let Some(made) = made_before(&mut tx, job.id, &origin.key).await? {
+        return Ok(made);
+    }
+    if locked.status == JobStatus::Cancelled {
+        let detail = "the job is CANCELLED; submit it again to run it";
+        return Err(SteerError::not_possible("job.cancelled", detail));
+    }
+    if job.concurrency == ConcurrencyPolicy::Discard && slot.as_ref().is_some_and(|slot| slot.holders > 0) {
+        let detail = "an earlier execution is still open and the concurrency policy is discard; wait for its end, or cancel it";
+        return Err(SteerError::not_possible("concurrency.discarded", detail));
+    }
+    let free = slot.as_ref().map_or(i64::MAX, |slot| slot.limit - slot.holders);
+    let rows: Vec<ExecutionRow> = (0_i64..)
+        .zip(origin.shards.clone())
+        .map(|(index, shard)| new_execution(&locked, &origin, shard, index < free, by.at))
+        .collect();
+    if let Some(slot) = slot {
+        let taken = rows.iter().filter(|row| row.status == ExecutionStatus::Pending).count();
+        slot.take(&mut tx, i64::try_from(taken).unwrap_or(0)).await?;
+    }
+    executions::insert_many(&mut tx, &rows).await?;
+    let log: Vec<LogEntry> = rows.iter().map(|row| made_entry(row, &origin.message)).collect();
+    job_log::append(&mut tx, &log).await?;
+    audit::append(&mut tx, by).await?;
+    tx.commit().await?;
+    Ok(Run {
+        executions: rows.iter().map(|row| row.id).collect(),
+        replayed: false,
+        blocked: rows.iter().any(|row| row.status == ExecutionStatus::Blocked),
+    })
+}
+
+async fn made_before(connection: &mut Connection, job: JobId, key: &str) -> Result<Option<Run>, StoreError> {
+    let rows = sqlx::query("select id, status from job_execution where job_id = ? and trigger_key = ? order by shard")
+        .bind(job.to_string())
+        .bind(key.to_owned())
+        .fetch_all(connection)
+        .await?;
+    if rows.is_empty() {
+        return Ok(None);
+    }
+    let mut run = Run {
+        executions: Vec::with_capacity(rows.len()),
+        replayed: true,
+        blocked: false,
+    };
+    for row in &rows {
+        let row = Row(row);
+        run.executions.push(row.parsed("id")?);
+        run.blocked |= row.int("status")? == ExecutionStatus::Blocked.code();
+    }
+    Ok(Some(run))
+}
+
+/// A concurrency slot under its lock.
+struct Slot {
+    key: String,
+    holders: i64,
+    limit: i64,
+}
+
+impl Slot {
+    async fn lock(tx: &mut Tx, key: String, job: &JobRow) -> Result<Self, StoreError> {
+        // Every shard of a firing holds a slot of the job's own key, so one firing fits.
+        let limit = if job.concurrency_key.is_some() { 1 } else { i64::from(job.shards) };
+        let insert = format!(
+            "{} concurrency_slot (slot_key, holders, slot_limit) values (?, 0, ?)",
+            tx.dialect().insert_ignore()
+        );
+        sqlx::query(AssertSqlSafe(insert))
+            .bind(key.clone())
+            .bind(limit)
+            .execute(&mut **tx)
+            .await?;
+        let select = format!(
+            "select holders, slot_limit from concurrency_slot where slot_key = ?{}",
+            tx.dialect().for_update()
+        );
+        let row = sqlx::query(AssertSqlSafe(select))
+            .bind(key.clone())
+            .fetch_one(&mut **tx)
+            .await?;
+        let row = Row(&row);
+        Ok(Self {
+            key,
+            holders: row.int("holders")?,
+            limit: row.int("slot_limit")?,
+        })
+    }
+
+    async fn take(self, tx: &mut Tx, count: i64) -> Result<(), StoreError> {
+        sqlx::query("update concurrency_slot set holders = holders + ? where slot_key = ?")
+            .bind(count)
+            .bind(self.key)
+            .execute(&mut **tx)
+            .await?;
+        Ok(())
+    }
+}
+
+fn new_execution(job: &JobRow, origin: &Origin, shard: u32, has_slot: bool, now: EpochMillis) -> ExecutionRow {
+    let status = if has_slot { ExecutionStatus::Pending } else { ExecutionStatus::Blocked };
+    let deadline = |ms: i64| now + Duration::from_millis(ms.unsigned_abs());
+    ExecutionRow {
+        id: ExecutionId::generate(),
+        job: job.id,
+        app: job.app,
+        handler: job.handler.clone(),
+        scheduled_time: origin.scheduled_time,
+        shard,
+        trigger_key: origin.key.clone(),
+        trigger_kind: origin.kind,
+        status,
+        not_before: now,
+        class_key: job.class_key(),
+        rank_time: rank_time(now, job.priority),
+        attempt: 0,
+        interruptions: 0,
+        max_attempts: job.retry.max_attempts,
+        dispatch_seq: 0,
+        worker: None,
+        incarnation: None,
+        epoch: None,
+        not_after: None,
+        slot_key: job.slot_key(),
+        params: origin.params.clone(),
+        created_at: now,
+        due_at: has_slot.then_some(now),
+        dispatched_at: None,
+        started_at: None,
+        finished_at: None,
+        start_deadline_at: job.start_deadline_ms.map(deadline),
+        timeout_ms: job.timeout_ms,
+        cancel_requested_at: None,
+        progress_percent: None,
+        progress_message: None,
+        result: None,
+        error: None,
+    }
+}
+
+fn made_entry(row: &ExecutionRow, message: &str) -> LogEntry {
+    let waits = if row.status == ExecutionStatus::Blocked {
+        "; waits for its concurrency slot"
+    } else {
+        ""
+    };
+    LogEntry {
+        job: row.job,
+        execution: Some(row.id),
+        attempt: 0,
+        dispatch_seq: 0,
+        from: None,
+        to: Some(row.status),
+        worker: None,
+        message: Some(format!("{message}{waits}")),
+        at: row.created_at,
+    }
+}
