@@ -18,7 +18,7 @@ use utoipa::ToSchema;
 /// When an expression fires.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct CronPreview {
+pub(crate) struct CronPreview {
     /// The next firings, UTC; fewer than asked for where no more exist.
     #[schema(value_type = Vec<String>, example = json!(["2026-12-01T18:00:00.000Z"]))]
     next: Vec<EpochMillis>,
@@ -35,7 +35,7 @@ pub struct CronPreview {
 
 /// The next firings of a cron expression.
 #[utoipa::path(
-    get, path = "/openapi/cron/next", tag = "cron", security(("key" = ["read"])),
+    get, path = "/openapi/cron/next", operation_id = "previewCron", tag = "cron", security(("key" = ["read"])),
     params(
         ("expr" = String, Query, description = "The expression", example = "0 0 2 * * ?"),
         ("timeZone" = Option<String>, Query, description = "IANA name; the configured zone without it"),
@@ -45,7 +45,7 @@ pub struct CronPreview {
     ),
     responses((status = 200, body = CronPreview), crate::routes::Problems)
 )]
-pub async fn next(
+pub(crate) async fn next(
     State(state): State<ApiState>,
     _caller: Authorized<Read>,
     mut query: QueryText,

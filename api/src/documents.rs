@@ -13,7 +13,7 @@ use utoipa::openapi::OpenApi;
 use utoipa_swagger_ui::{Config, SwaggerUi};
 
 /// Routes of the document and its pages.
-pub fn router<S: Clone + Send + Sync + 'static>(document: &OpenApi) -> Router<S> {
+pub(crate) fn router<S: Clone + Send + Sync + 'static>(document: &OpenApi) -> Router<S> {
     let newest = serde_json::to_value(document).unwrap_or(Value::Null);
     let older = Bytes::from(down_converted(newest.clone()).to_string());
     let newest = Bytes::from(newest.to_string());
@@ -28,9 +28,19 @@ fn json_text(text: Bytes) -> Response {
     ([(header::CONTENT_TYPE, json)], text).into_response()
 }
 
-/// An OpenAPI 3.1 document as 3.0: `nullable` in place of the type `null`, single-valued `enum` in place of `const`.
+/// The document without the type `null`: what is absent here is left out and never null, in requests and in answers.
+///
+/// # Panics
+/// Never: taking alternatives out leaves a document.
+pub(crate) fn without_null(document: &OpenApi) -> OpenApi {
+    let mut value = serde_json::to_value(document).expect("a document is JSON");
+    visit_schemas(&mut value, &mut take_null_out);
+    serde_json::from_value(value).expect("a document with fewer alternatives is a document")
+}
+
+/// An OpenAPI 3.1 document as 3.0, which has no `const` and no licence identifiers.
 fn down_converted(mut document: Value) -> Value {
-    convert(&mut document);
+    visit_schemas(&mut document, &mut make_older);
     if let Some(root) = document.as_object_mut() {
         root.insert("openapi".into(), json!("3.0.3"));
         root.remove("jsonSchemaDialect");
@@ -45,51 +55,43 @@ fn down_converted(mut document: Value) -> Value {
     document
 }
 
-fn convert(value: &mut Value) {
+/// Visits every object that may be a schema. What stands in an example is the user's JSON, not schema.
+fn visit_schemas(value: &mut Value, change: &mut impl FnMut(&mut Map<String, Value>)) {
     match value {
         Value::Object(object) => {
-            convert_schema(object);
+            change(object);
             for (name, member) in object.iter_mut() {
-                // What stands in an example is the user's JSON, not schema.
                 if name != "example" && name != "examples" {
-                    convert(member);
+                    visit_schemas(member, change);
                 }
             }
         }
-        Value::Array(items) => items.iter_mut().for_each(convert),
+        Value::Array(items) => items.iter_mut().for_each(|item| visit_schemas(item, change)),
         _ => {}
     }
 }
 
-fn convert_schema(object: &mut Map<String, Value>) {
-    if let Some(types) = object.get("type").and_then(Value::as_array) {
-        let named: Vec<Value> = types
-            .iter()
-            .filter(|kind| **kind != json!("null"))
-            .cloned()
-            .collect();
-        if named.len() < types.len() {
-            object.insert("nullable".into(), json!(true));
+fn take_null_out(object: &mut Map<String, Value>) {
+    if let Some(types) = object.get_mut("type").and_then(Value::as_array_mut) {
+        types.retain(|kind| kind != "null");
+        if let [only] = types.as_slice() {
+            let only = only.clone();
+            object.insert("type".into(), only);
         }
-        match named.as_slice() {
-            [only] => object.insert("type".into(), only.clone()),
-            _ => object.remove("type"),
-        };
     }
-    if let Some(choices) = object.get("oneOf").and_then(Value::as_array) {
-        let null = json!({"type": "null"});
-        let named: Vec<Value> = choices
-            .iter()
-            .filter(|choice| **choice != null)
-            .cloned()
-            .collect();
-        if named.len() < choices.len() {
+    let null = json!({"type": "null"});
+    let choices = object.get_mut("oneOf").and_then(Value::as_array_mut);
+    if let Some(choices) = choices.filter(|choices| choices.contains(&null)) {
+        choices.retain(|choice| *choice != null);
+        if let [Value::Object(only)] = choices.as_slice() {
+            let only = only.clone();
             object.remove("oneOf");
-            let key = if named.len() == 1 { "allOf" } else { "oneOf" };
-            object.insert(key.into(), Value::Array(named));
-            object.insert("nullable".into(), json!(true));
+            object.extend(only);
         }
     }
+}
+
+fn make_older(object: &mut Map<String, Value>) {
     if let Some(constant) = object.remove("const") {
         object.insert("enum".into(), json!([constant]));
     }
@@ -101,16 +103,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_older_document_has_no_type_null() {
+    fn both_documents_are_of_their_version_and_know_no_null() {
         let document = serde_json::to_value(crate::openapi()).expect("serialises");
         assert_eq!(document["openapi"], "3.1.0");
-        let older = down_converted(document);
+        let older = down_converted(document.clone());
         assert_eq!(older["openapi"], "3.0.3");
-        let text = older.to_string();
-        assert!(
-            !text.contains(r#""null""#),
-            "a type `null` is left in the 3.0 document"
-        );
-        assert!(text.contains(r#""nullable":true"#));
+        for text in [document.to_string(), older.to_string()] {
+            assert!(!text.contains(r#""null""#), "a type `null` is left");
+        }
+        assert!(!older.to_string().contains(r#""const""#));
     }
 }

@@ -19,7 +19,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 
 /// Wraps one request. Must be the outermost layer, so that nothing escapes it.
-pub async fn wrap(request: Request, next: Next) -> Response {
+pub(crate) async fn wrap(request: Request, next: Next) -> Response {
     let started = Instant::now();
     let method = request.method().clone();
     let path = request.uri().path().to_owned();

@@ -2,7 +2,7 @@
 //! a while, so that submitting reads nothing.
 
 use crate::input::nearest;
-use isocost_common::store::{Store, listing};
+use isocost_common::store::{Store, workers};
 use parking_lot::Mutex;
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::time::Instant;
@@ -13,7 +13,7 @@ const FRESH_FOR: Duration = Duration::from_secs(1);
 
 /// The list.
 #[derive(Default)]
-pub struct HandlerDirectory {
+pub(crate) struct HandlerDirectory {
     known: Mutex<Known>,
 }
 
@@ -26,7 +26,7 @@ struct Known {
 impl HandlerDirectory {
     /// What is offered; none when that could not be found out yet. At most one caller at a time reads the database, the
     /// others take the list as it is.
-    pub async fn offered(&self, store: &Store) -> Option<Arc<BTreeSet<String>>> {
+    pub(crate) async fn offered(&self, store: &Store) -> Option<Arc<BTreeSet<String>>> {
         let now = Instant::now();
         {
             let mut known = self.known.lock();
@@ -37,7 +37,7 @@ impl HandlerDirectory {
         }
         let read = async {
             let mut connection = store.reader().await?;
-            listing::offered_handlers(&mut connection).await
+            workers::offered_handlers(&mut connection).await
         };
         match read.await {
             Ok(handlers) => self.known.lock().offered = Some(Arc::new(handlers)),
@@ -49,7 +49,7 @@ impl HandlerDirectory {
 
 /// What to tell somebody whose handler nobody offers; none when somebody does.
 #[must_use]
-pub fn not_offered(handler: &str, offered: &BTreeSet<String>) -> Option<String> {
+pub(crate) fn not_offered(handler: &str, offered: &BTreeSet<String>) -> Option<String> {
     if offered.contains(handler) {
         return None;
     }

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 /// Where the process stands.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Health {
+pub(crate) struct Health {
     /// `ok`.
     #[schema(value_type = String)]
     status: &'static str,
@@ -26,8 +26,8 @@ pub struct Health {
 }
 
 /// Alive: the process answers.
-#[utoipa::path(get, path = "/healthz", tag = "health", responses((status = 200, body = Health)), security(()))]
-pub async fn healthz() -> Json<Health> {
+#[utoipa::path(get, path = "/healthz", operation_id = "getHealth", tag = "health", responses((status = 200, body = Health)), security(()))]
+pub(crate) async fn healthz() -> Json<Health> {
     Json(Health {
         status: "ok",
         database: None,
@@ -37,11 +37,11 @@ pub async fn healthz() -> Json<Health> {
 
 /// Ready: the process can accept jobs.
 #[utoipa::path(
-    get, path = "/readyz", tag = "health", security(()),
+    get, path = "/readyz", operation_id = "getReadiness", tag = "health", security(()),
     responses((status = 200, body = Health), (status = 503, body = crate::problem::ProblemBody,
                content_type = "application/problem+json", description = "The database does not answer"))
 )]
-pub async fn readyz(State(state): State<ApiState>) -> Result<Json<Health>, Problem> {
+pub(crate) async fn readyz(State(state): State<ApiState>) -> Result<Json<Health>, Problem> {
     if state.closing().is_cancelled() {
         return Err(Problem::new(
             Kind::Unavailable,
@@ -65,10 +65,10 @@ pub async fn readyz(State(state): State<ApiState>) -> Result<Json<Health>, Probl
 
 /// Measurements of this process, for Prometheus.
 #[utoipa::path(
-    get, path = "/metrics", tag = "health", security(()),
+    get, path = "/metrics", operation_id = "getMetrics", tag = "health", security(()),
     responses((status = 200, body = String, content_type = "text/plain"))
 )]
-pub async fn metrics(State(state): State<ApiState>) -> impl IntoResponse {
+pub(crate) async fn metrics(State(state): State<ApiState>) -> impl IntoResponse {
     (
         [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
         state.metrics().render(),

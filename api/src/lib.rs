@@ -4,9 +4,12 @@
 //! anything, and needs nothing but the database to accept a job; the broker only carries a nudge to the leader.
 
 mod access;
+mod apps;
+mod callbacks;
 mod cron;
 mod definition;
 mod documents;
+mod events;
 mod exchange;
 mod executions;
 mod handler_directory;
@@ -18,9 +21,12 @@ mod problem_pages;
 mod routes;
 pub mod schema;
 mod server;
+mod settings;
 mod state;
+mod stats;
 mod submitter;
 mod waker;
+mod workers;
 
 pub use routes::{openapi, router};
 pub use server::{Error, run, run_on};

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 
 /// What kind of error it is. Each has a page at `/problems/<name>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// The body or a parameter cannot be read, or says what cannot be done.
     InvalidRequest,
     /// No key, or not a valid one.
@@ -49,7 +49,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 15] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::InvalidRequest,
         Self::Unauthorized,
         Self::Forbidden,
@@ -146,26 +146,26 @@ impl Kind {
 
     /// Its HTTP status.
     #[must_use]
-    pub const fn status(self) -> StatusCode {
+    pub(crate) const fn status(self) -> StatusCode {
         self.row().0
     }
 
     /// Its name in `/problems/<name>`.
     #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         self.row().1
     }
 
     /// Its title.
     #[must_use]
-    pub const fn title(self) -> &'static str {
+    pub(crate) const fn title(self) -> &'static str {
         self.row().2
     }
 }
 
 /// One thing wrong with a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
-pub struct FieldError {
+pub(crate) struct FieldError {
     /// JSON pointer into the body; absent for a parameter or header.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "/trigger/expr")]
@@ -182,7 +182,7 @@ pub struct FieldError {
 
 /// An error on its way to the client.
 #[derive(Debug, Clone)]
-pub struct Problem {
+pub(crate) struct Problem {
     kind: Kind,
     code: Cow<'static, str>,
     detail: String,
@@ -194,7 +194,7 @@ pub struct Problem {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = Problem)]
-pub struct ProblemBody {
+pub(crate) struct ProblemBody {
     /// Address of a page about this kind of error.
     #[serde(rename = "type")]
     #[schema(example = "/problems/invalid-request")]
@@ -222,7 +222,7 @@ pub struct ProblemBody {
 
 impl Problem {
     /// A problem with a stable code and a sentence for people.
-    pub fn new(kind: Kind, code: &'static str, detail: impl Into<String>) -> Self {
+    pub(crate) fn new(kind: Kind, code: &'static str, detail: impl Into<String>) -> Self {
         Self {
             kind,
             code: Cow::Borrowed(code),
@@ -233,7 +233,7 @@ impl Problem {
     }
 
     /// Everything that is wrong with a request; there must be something. One error lends its code to the whole.
-    pub fn invalid(errors: Vec<FieldError>) -> Self {
+    pub(crate) fn invalid(errors: Vec<FieldError>) -> Self {
         let (code, detail) = match errors.as_slice() {
             [only] => (only.code.clone(), only.message.clone()),
             several => (
@@ -251,7 +251,7 @@ impl Problem {
     }
 
     /// There is no such thing, or it belongs to another app; `what` is "job", "execution" and so on.
-    pub fn not_found(what: &str) -> Self {
+    pub(crate) fn not_found(what: &str) -> Self {
         Self::new(
             Kind::NotFound,
             "request.not-found",
@@ -260,13 +260,13 @@ impl Problem {
     }
 
     /// Not possible in the current state.
-    pub fn conflict(code: &'static str, detail: impl Into<String>) -> Self {
+    pub(crate) fn conflict(code: &'static str, detail: impl Into<String>) -> Self {
         Self::new(Kind::Conflict, code, detail)
     }
 
     /// Adds a response header; a value that cannot be one is left out.
     #[must_use]
-    pub fn with_header(mut self, name: HeaderName, value: &str) -> Self {
+    pub(crate) fn with_header(mut self, name: HeaderName, value: &str) -> Self {
         if let Ok(value) = HeaderValue::from_str(value) {
             self.headers.push((name, value));
         }
@@ -275,19 +275,19 @@ impl Problem {
 
     /// Asks the client to come back after so many seconds.
     #[must_use]
-    pub fn retry_after(self, seconds: u64) -> Self {
+    pub(crate) fn retry_after(self, seconds: u64) -> Self {
         self.with_header(header::RETRY_AFTER, &seconds.to_string())
     }
 
     /// Its HTTP status.
     #[must_use]
-    pub const fn status(&self) -> StatusCode {
+    pub(crate) const fn status(&self) -> StatusCode {
         self.kind.status()
     }
 
     /// The body, as it is sent or put into the results of a batch.
     #[must_use]
-    pub fn body(&self, instance: &str, request_id: &str) -> ProblemBody {
+    pub(crate) fn body(&self, instance: &str, request_id: &str) -> ProblemBody {
         ProblemBody {
             type_: format!("/problems/{}", self.kind.name()),
             title: self.kind.title(),
@@ -339,7 +339,7 @@ impl From<StoreError> for Problem {
 
 impl Problem {
     /// A fault of ours; its cause was logged where it was seen.
-    pub fn internal() -> Self {
+    pub(crate) fn internal() -> Self {
         Self::new(
             Kind::Internal,
             "internal",

@@ -5,11 +5,11 @@ use axum::{extract::Path, response::Html};
 
 /// Says what a kind of problem means and what to do.
 #[utoipa::path(
-    get, path = "/problems/{name}", tag = "problems", security(()),
+    get, path = "/problems/{name}", operation_id = "getProblemPage", tag = "problems", security(()),
     params(("name" = String, Path, description = "The last part of a problem's `type`")),
     responses((status = 200, body = String, content_type = "text/html"), (status = 404, description = "No such kind"))
 )]
-pub async fn page(Path(name): Path<String>) -> Result<Html<String>, Problem> {
+pub(crate) async fn page(Path(name): Path<String>) -> Result<Html<String>, Problem> {
     let kind = Kind::ALL
         .into_iter()
         .find(|kind| kind.name() == name)

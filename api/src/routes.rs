@@ -2,10 +2,12 @@
 
 use crate::{
     access::authenticate,
-    cron, exchange, executions, health, jobs,
+    apps, callbacks, cron, documents, events, exchange, executions, health, jobs,
     problem::{Kind, Problem, ProblemBody},
     problem_pages, schema,
+    settings, stats,
     state::ApiState,
+    workers,
 };
 use axum::{Router, extract::OriginalUri, http::Method, middleware};
 use utoipa::{
@@ -17,7 +19,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 /// What may go wrong with every call.
 #[derive(IntoResponses)]
 #[allow(dead_code, reason = "only its attributes are read, for the document")]
-pub enum Problems {
+pub(crate) enum Problems {
     /// Malformed or not valid; `errors` names everything that is wrong.
     #[response(status = 400, content_type = "application/problem+json")]
     Invalid(ProblemBody),
@@ -44,7 +46,7 @@ pub enum Problems {
 /// What may go wrong with a submission.
 #[derive(IntoResponses)]
 #[allow(dead_code, reason = "only its attributes are read, for the document")]
-pub enum SubmitProblems {
+pub(crate) enum SubmitProblems {
     /// Malformed or not valid; `errors` names everything that is wrong.
     #[response(status = 400, content_type = "application/problem+json")]
     Invalid(ProblemBody),
@@ -77,7 +79,7 @@ pub enum SubmitProblems {
 /// What may go wrong with a call that changes something.
 #[derive(IntoResponses)]
 #[allow(dead_code, reason = "only its attributes are read, for the document")]
-pub enum SteerProblems {
+pub(crate) enum SteerProblems {
     /// Malformed or not valid; `errors` names everything that is wrong.
     #[response(status = 400, content_type = "application/problem+json")]
     Invalid(ProblemBody),
@@ -111,7 +113,7 @@ pub enum SteerProblems {
     reason = "the shape of `ExecutionError`, which lives where there is no OpenAPI"
 )]
 #[schema(as = ExecutionError)]
-pub struct ErrorBody {
+pub(crate) struct ErrorBody {
     /// A stable word for programs.
     code: String,
     /// A sentence for people.
@@ -155,6 +157,8 @@ fn protected() -> OpenApiRouter<ApiState> {
         .routes(routes!(jobs::submit, jobs::list))
         .routes(routes!(jobs::submit_batch))
         .routes(routes!(jobs::statuses))
+        .routes(routes!(jobs::bulk))
+        .routes(routes!(events::stream))
         .routes(routes!(jobs::validate))
         .routes(routes!(jobs::get, jobs::patch, jobs::delete))
         .routes(routes!(jobs::pause))
@@ -167,6 +171,21 @@ fn protected() -> OpenApiRouter<ApiState> {
         .routes(routes!(executions::logs))
         .routes(routes!(executions::cancel))
         .routes(routes!(executions::retry))
+        .routes(routes!(workers::list))
+        .routes(routes!(workers::drain))
+        .routes(routes!(workers::undrain))
+        .routes(routes!(workers::handlers))
+        .routes(routes!(callbacks::list))
+        .routes(routes!(callbacks::redeliver_one))
+        .routes(routes!(callbacks::redeliver_range))
+        .routes(routes!(stats::get))
+        .routes(routes!(settings::get, settings::put))
+        .routes(routes!(apps::list, apps::create))
+        .routes(routes!(apps::update))
+        .routes(routes!(apps::list_keys, apps::create_key))
+        .routes(routes!(apps::revoke_key))
+        .routes(routes!(apps::list_secrets, apps::create_secret))
+        .routes(routes!(apps::retire_secret))
         .routes(routes!(cron::next))
 }
 
@@ -179,28 +198,25 @@ fn public() -> OpenApiRouter<ApiState> {
         .routes(routes!(problem_pages::page))
 }
 
-fn assembled(state: &ApiState) -> (Router<ApiState>, utoipa::openapi::OpenApi) {
-    let authentication = middleware::from_fn_with_state(state.clone(), authenticate);
-    OpenApiRouter::with_openapi(Document::openapi())
-        .merge(protected().route_layer(authentication))
-        .merge(public())
-        .split_for_parts()
-}
-
 /// The OpenAPI 3.1 document.
 #[must_use]
 pub fn openapi() -> utoipa::openapi::OpenApi {
-    OpenApiRouter::with_openapi(Document::openapi())
+    let document = OpenApiRouter::with_openapi(Document::openapi())
         .merge(protected())
         .merge(public())
-        .into_openapi()
+        .into_openapi();
+    documents::without_null(&document)
 }
 
 /// Everything this role serves.
 pub fn router(state: ApiState) -> Router {
-    let (router, document) = assembled(&state);
+    let authentication = middleware::from_fn_with_state(state.clone(), authenticate);
+    let (router, _) = protected()
+        .route_layer(authentication)
+        .merge(public())
+        .split_for_parts();
     router
-        .merge(crate::documents::router(&document))
+        .merge(documents::router(&openapi()))
         .fallback(no_such_address)
         .method_not_allowed_fallback(method_not_allowed)
         .layer(middleware::from_fn(exchange::wrap))

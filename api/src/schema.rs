@@ -4,30 +4,40 @@
 use isocost_common::raw_json::RawJson;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use utoipa::ToSchema;
+use utoipa::{
+    ToSchema,
+    openapi::{Object, ObjectBuilder, Type},
+};
 
 macro_rules! trigger_types {
-    ($($name:ident = $variant:ident),+) => {
+    ($($name:ident = $variant:ident, $schema:ident, $word:literal;)+) => {
         $(
             /// The discriminator of the trigger.
-            #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+            #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
             #[serde(rename_all = "camelCase")]
             pub enum $name {
                 /// The only value.
                 $variant,
             }
+
+            fn $schema() -> Object {
+                ObjectBuilder::new()
+                    .schema_type(Type::String)
+                    .enum_values(Some([$word]))
+                    .build()
+            }
         )+
     };
 }
 
-trigger_types!(
-    OnceType = Once,
-    CronType = Cron,
-    FixedRateType = FixedRate,
-    FixedDelayType = FixedDelay,
-    ManualType = Manual,
-    AfterType = After
-);
+trigger_types! {
+    OnceType = Once, once_type, "once";
+    CronType = Cron, cron_type, "cron";
+    FixedRateType = FixedRate, fixed_rate_type, "fixedRate";
+    FixedDelayType = FixedDelay, fixed_delay_type, "fixedDelay";
+    ManualType = Manual, manual_type, "manual";
+    AfterType = After, after_type, "after";
+}
 
 /// Fires once: at `at`, or `delayMs` after it was accepted, or at once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -36,7 +46,7 @@ trigger_types!(
 pub struct OnceTrigger {
     /// `once`.
     #[serde(rename = "type")]
-    #[schema(inline)]
+    #[schema(schema_with = once_type)]
     pub kind: OnceType,
     /// When. Excludes `delayMs`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -55,7 +65,7 @@ pub struct OnceTrigger {
 pub struct CronTrigger {
     /// `cron`.
     #[serde(rename = "type")]
-    #[schema(inline)]
+    #[schema(schema_with = cron_type)]
     pub kind: CronType,
     /// 6 or 7 fields (quartz), 5 fields (unix), or a macro such as `@daily`; at most 256 characters.
     #[schema(max_length = 256)]
@@ -85,7 +95,7 @@ pub enum Dialect {
 pub struct FixedRateTrigger {
     /// `fixedRate`.
     #[serde(rename = "type")]
-    #[schema(inline)]
+    #[schema(schema_with = fixed_rate_type)]
     pub kind: FixedRateType,
     /// Distance between two firings.
     #[schema(minimum = 1)]
@@ -103,7 +113,7 @@ pub struct FixedRateTrigger {
 pub struct FixedDelayTrigger {
     /// `fixedDelay`.
     #[serde(rename = "type")]
-    #[schema(inline)]
+    #[schema(schema_with = fixed_delay_type)]
     pub kind: FixedDelayType,
     /// Pause after the end of a run.
     #[schema(minimum = 1)]
@@ -117,7 +127,7 @@ pub struct FixedDelayTrigger {
 pub struct ManualTrigger {
     /// `manual`.
     #[serde(rename = "type")]
-    #[schema(inline)]
+    #[schema(schema_with = manual_type)]
     pub kind: ManualType,
 }
 
@@ -128,7 +138,7 @@ pub struct ManualTrigger {
 pub struct AfterTrigger {
     /// `after`.
     #[serde(rename = "type")]
-    #[schema(inline)]
+    #[schema(schema_with = after_type)]
     pub kind: AfterType,
     /// The job it follows.
     pub job_id: uuid::Uuid,

@@ -98,7 +98,7 @@ async fn declare_topology(config: &Config, ports: &Ports) {
             warn!(error = %chain(&error), "the broker is away; jobs are accepted all the same");
         }
         Err(error) => {
-            warn!(error = %chain(&error), "the broker's topology differs; wake-ups may not get through")
+            warn!(error = %chain(&error), "the broker's topology differs; wake-ups may not get through");
         }
     }
 }

@@ -18,7 +18,6 @@ pub struct ApiState(Arc<Shared>);
 struct Shared {
     config: Config,
     ports: Ports,
-    names: Names,
     egress: EgressPolicy,
     metrics: PrometheusHandle,
     keys: KeyCache,
@@ -67,13 +66,12 @@ impl ApiState {
             stop: CancellationToken::new(),
         };
         let (submitter, committing) = Submitter::new(ports.store.clone());
-        let (waker, nudging) = Waker::new(Arc::clone(&ports.broker), names.clone());
+        let (waker, nudging) = Waker::new(Arc::clone(&ports.broker), names);
         background.tasks.spawn(committing.run(background.stop.clone()));
         background.tasks.spawn(nudging.run(background.stop.clone()));
         let state = Self(Arc::new(Shared {
             config,
             ports,
-            names,
             egress,
             metrics,
             keys: KeyCache::default(),
@@ -96,10 +94,6 @@ impl ApiState {
 
     pub(crate) fn store(&self) -> &isocost_common::store::Store {
         &self.0.ports.store
-    }
-
-    pub(crate) fn names(&self) -> &Names {
-        &self.0.names
     }
 
     pub(crate) fn egress(&self) -> &EgressPolicy {

@@ -29,7 +29,7 @@ const LINGER: Duration = Duration::from_millis(2);
 
 /// Why a submission got no answer from the database.
 #[derive(Debug, Clone)]
-pub enum SubmitError {
+pub(crate) enum SubmitError {
     /// Too many submissions wait already, or the API is about to end.
     Busy,
     /// The group could not be made durable.
@@ -42,20 +42,20 @@ struct Ticket {
 }
 
 /// Where requests hand their jobs in.
-pub struct Submitter {
+pub(crate) struct Submitter {
     queue: mpsc::Sender<Ticket>,
     arriving: Arc<AtomicUsize>,
 }
 
 /// The task that stores them.
-pub struct Committing {
+pub(crate) struct Committing {
     store: Store,
     queue: mpsc::Receiver<Ticket>,
     arriving: Arc<AtomicUsize>,
 }
 
 /// Counts a request that is about to hand a job in, until it has or gives up.
-pub struct Arrival(Arc<AtomicUsize>);
+pub(crate) struct Arrival(Arc<AtomicUsize>);
 
 impl Drop for Arrival {
     fn drop(&mut self) {
@@ -80,7 +80,7 @@ impl Submitter {
     }
 
     /// Announces a submission, so that a group may wait a moment for it.
-    pub fn announce(&self) -> Arrival {
+    pub(crate) fn announce(&self) -> Arrival {
         self.arriving.fetch_add(1, Ordering::Relaxed);
         Arrival(Arc::clone(&self.arriving))
     }
@@ -89,7 +89,7 @@ impl Submitter {
     ///
     /// # Errors
     /// [`SubmitError`]; after [`SubmitError::Store`] some of the jobs may be stored.
-    pub async fn submit(&self, jobs: Vec<JobRow>, arrival: Arrival) -> Result<Vec<Admission>, SubmitError> {
+    pub(crate) async fn submit(&self, jobs: Vec<JobRow>, arrival: Arrival) -> Result<Vec<Admission>, SubmitError> {
         let (reply, answer) = oneshot::channel();
         let handed_in = self.queue.try_send(Ticket { jobs, reply });
         drop(arrival);

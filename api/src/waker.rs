@@ -19,7 +19,7 @@ const NOTHING: i64 = i64::MAX;
 const TICKETS: usize = 4_096;
 
 /// Where requests say what is due.
-pub struct Waker {
+pub(crate) struct Waker {
     pending: Arc<Pending>,
     tickets: mpsc::Sender<CallbackTicket>,
 }
@@ -30,7 +30,7 @@ struct Pending {
 }
 
 /// The task that publishes.
-pub struct Nudging {
+pub(crate) struct Nudging {
     pending: Arc<Pending>,
     tickets: mpsc::Receiver<CallbackTicket>,
     broker: Arc<dyn Broker>,
@@ -58,7 +58,7 @@ impl Waker {
     }
 
     /// Something is due at `instant`. Returns at once.
-    pub fn wake(&self, instant: EpochMillis) {
+    pub(crate) fn wake(&self, instant: EpochMillis) {
         let before = self.pending.earliest.fetch_min(instant.0, Ordering::AcqRel);
         if instant.0 < before {
             self.pending.arrived.notify_one();
@@ -66,7 +66,7 @@ impl Waker {
     }
 
     /// Callbacks are due. Returns at once.
-    pub fn callbacks(&self, tickets: Vec<CallbackTicket>) {
+    pub(crate) fn callbacks(&self, tickets: Vec<CallbackTicket>) {
         for ticket in tickets {
             if self.tickets.try_send(ticket).is_err() {
                 debug!("no room for callback tickets; the relay's sweep finds the rest");

@@ -15,7 +15,7 @@ const MOST: usize = 10_000;
 
 /// Keys that were looked up lately.
 #[derive(Default)]
-pub struct KeyCache {
+pub(crate) struct KeyCache {
     entries: Mutex<HashMap<String, Entry>>,
 }
 
@@ -29,7 +29,7 @@ impl KeyCache {
     ///
     /// # Errors
     /// [`StoreError`] when it has to be looked up and the database does not answer.
-    pub async fn find(&self, store: &Store, text: &str) -> Result<Option<Arc<(ApiKey, App)>>, StoreError> {
+    pub(crate) async fn find(&self, store: &Store, text: &str) -> Result<Option<Arc<(ApiKey, App)>>, StoreError> {
         let hash = apps::key_hash(text);
         let now = Instant::now();
         if let Some(entry) = self.entries.lock().get(&hash)
@@ -55,7 +55,7 @@ impl KeyCache {
     }
 
     /// Forgets everything: a key or a limit was changed.
-    pub fn forget(&self) {
+    pub(crate) fn forget(&self) {
         self.entries.lock().clear();
     }
 }

@@ -4,8 +4,8 @@
 mod keys;
 mod rate;
 
-pub use keys::KeyCache;
-pub use rate::RateLimits;
+pub(crate) use keys::KeyCache;
+pub(crate) use rate::RateLimits;
 
 use crate::{
     problem::{Kind, Problem},
@@ -29,32 +29,32 @@ use std::{marker::PhantomData, sync::Arc};
 
 /// A key that was checked, with its app.
 #[derive(Debug, Clone)]
-pub struct Caller {
+pub(crate) struct Caller {
     key: Arc<(ApiKey, App)>,
 }
 
 impl Caller {
     /// The app it acts for.
     #[must_use]
-    pub fn app(&self) -> AppId {
+    pub(crate) fn app(&self) -> AppId {
         self.key.1.id
     }
 
     /// The app with its limits.
     #[must_use]
-    pub fn app_row(&self) -> &App {
+    pub(crate) fn app_row(&self) -> &App {
         &self.key.1
     }
 
     /// The key it came with.
     #[must_use]
-    pub fn key(&self) -> ApiKeyId {
+    pub(crate) fn key(&self) -> ApiKeyId {
         self.key.0.id
     }
 
     /// An audit entry of something this caller does.
     #[must_use]
-    pub fn did(&self, action: &'static str, object: impl ToString, at: EpochMillis) -> AuditEntry {
+    pub(crate) fn did(&self, action: &'static str, object: &impl ToString, at: EpochMillis) -> AuditEntry {
         AuditEntry {
             at,
             app: self.app(),
@@ -67,7 +67,7 @@ impl Caller {
 }
 
 /// A scope as a type.
-pub trait Needed: Send + Sync + 'static {
+pub(crate) trait Needed: Send + Sync + 'static {
     /// The scope.
     const SCOPE: Scope;
 }
@@ -76,7 +76,7 @@ macro_rules! needed {
     ($($(#[$meta:meta])* $name:ident;)+) => {
         $($(#[$meta])*
         #[derive(Debug, Clone, Copy)]
-        pub struct $name;
+        pub(crate) struct $name;
 
         impl Needed for $name {
             const SCOPE: Scope = Scope::$name;
@@ -97,7 +97,7 @@ needed! {
 
 /// A caller whose key carries the scope `S`.
 #[derive(Debug, Clone)]
-pub struct Authorized<S: Needed> {
+pub(crate) struct Authorized<S: Needed> {
     /// The caller.
     pub caller: Caller,
     scope: PhantomData<S>,
@@ -125,7 +125,7 @@ impl<S: Needed> FromRequestParts<ApiState> for Authorized<S> {
 }
 
 /// Lets a request through only with a valid key, within the limits of its app.
-pub async fn authenticate(State(state): State<ApiState>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn authenticate(State(state): State<ApiState>, mut request: Request, next: Next) -> Response {
     match admit(&state, request.headers()).await {
         Ok(caller) => {
             let limit = caller.app_row().rate_limit_per_second;

@@ -10,7 +10,7 @@ const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy"
 
 /// Requests of each app, counted in this process: a bucket that holds one second's worth and fills evenly.
 #[derive(Default)]
-pub struct RateLimits {
+pub(crate) struct RateLimits {
     buckets: Mutex<HashMap<AppId, Bucket>>,
 }
 
@@ -21,7 +21,7 @@ struct Bucket {
 
 /// What the limit says about one request.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Decision {
+pub(crate) struct Decision {
     limit: Option<u32>,
     left: f64,
     permitted: bool,
@@ -29,7 +29,7 @@ pub struct Decision {
 
 impl RateLimits {
     /// Counts one request of `app`, which may make `limit` a second.
-    pub fn take(&self, app: AppId, limit: Option<u32>) -> Decision {
+    pub(crate) fn take(&self, app: AppId, limit: Option<u32>) -> Decision {
         let Some(per_second) = limit else {
             return Decision {
                 limit,
@@ -62,7 +62,7 @@ impl RateLimits {
 impl Decision {
     /// # Errors
     /// [`Problem`] 429 when the request is over the limit.
-    pub fn permitted(self) -> Result<(), Problem> {
+    pub(crate) fn permitted(self) -> Result<(), Problem> {
         if self.permitted {
             return Ok(());
         }
@@ -80,7 +80,7 @@ impl Decision {
     }
 
     /// Tells the client how much is left.
-    pub fn describe(self, headers: &mut HeaderMap) {
+    pub(crate) fn describe(self, headers: &mut HeaderMap) {
         if self.limit.is_none() {
             return;
         }

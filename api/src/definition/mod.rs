@@ -6,7 +6,7 @@ mod policies;
 mod text;
 mod trigger;
 
-pub use text::text_of;
+pub(crate) use text::text_of;
 
 use crate::{
     input::{Findings, MAX_INTEGER, Object, Value},
@@ -29,7 +29,7 @@ use std::collections::BTreeMap;
 use utoipa::ToSchema;
 
 /// Longest client request id, in bytes.
-pub const MAX_KEY_BYTES: usize = 255;
+pub(crate) const MAX_KEY_BYTES: usize = 255;
 /// Most executions that one firing is split into.
 const MAX_SHARDS: i64 = 1_000;
 /// Most labels or selector entries of a job.
@@ -37,7 +37,7 @@ const MAX_LABELS: usize = 32;
 
 /// Something legal that may not be meant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
-pub struct Warning {
+pub(crate) struct Warning {
     /// A stable word for programs.
     #[schema(value_type = String, example = "handler.not-offered")]
     pub code: &'static str,
@@ -47,7 +47,7 @@ pub struct Warning {
 
 /// What reading a definition depends on besides its text.
 #[derive(Debug, Clone, Copy)]
-pub struct Rules<'a> {
+pub(crate) struct Rules<'a> {
     /// The instant of acceptance.
     pub now: EpochMillis,
     /// Time zone of cron triggers that name none.
@@ -60,7 +60,7 @@ pub struct Rules<'a> {
 
 /// A checked description of a job.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Definition {
+pub(crate) struct Definition {
     /// The idempotency key of the body.
     pub client_request_id: Option<String>,
     /// For people.
@@ -93,7 +93,7 @@ impl Definition {
     ///
     /// # Errors
     /// [`Problem`] 400 with everything that is wrong.
-    pub fn read(body: &RawValue, rules: Rules<'_>) -> Result<Self, Problem> {
+    pub(crate) fn read(body: &RawValue, rules: Rules<'_>) -> Result<Self, Problem> {
         let mut findings = Findings::default();
         let definition = Self::read_object(&Value::root(body), rules, &mut findings);
         findings.into_result(definition)
@@ -166,7 +166,7 @@ impl Definition {
 
     /// The row of a new job.
     #[must_use]
-    pub fn into_row(self, app: AppId, content_hash: String, now: EpochMillis) -> JobRow {
+    pub(crate) fn into_row(self, app: AppId, content_hash: String, now: EpochMillis) -> JobRow {
         JobRow {
             id: JobId::generate(),
             app,
@@ -202,7 +202,7 @@ impl Definition {
     /// The row of a job that gets this description in place of its own. What was planned stays planned, unless the
     /// trigger or the window changed.
     #[must_use]
-    pub fn revise(self, job: &JobRow, now: EpochMillis) -> JobRow {
+    pub(crate) fn revise(self, job: &JobRow, now: EpochMillis) -> JobRow {
         let replanned = self.trigger != job.trigger
             || self.window.start_at != job.start_at
             || self.window.end_at != job.end_at;
@@ -230,7 +230,7 @@ impl Definition {
 }
 
 /// The key under which a submission is made at most once. Its length counts in bytes, since its bytes are compared.
-pub fn read_key(value: &Value<'_>, findings: &mut Findings) -> Option<String> {
+pub(crate) fn read_key(value: &Value<'_>, findings: &mut Findings) -> Option<String> {
     let key = value.line(1..=MAX_KEY_BYTES, findings)?;
     if key.len() > MAX_KEY_BYTES {
         let what = format!("must have at most {MAX_KEY_BYTES} bytes, and has {}", key.len());
@@ -256,7 +256,7 @@ fn read_handler(value: &Value<'_>, findings: &mut Findings) -> Option<String> {
 }
 
 /// Any JSON value; kept byte for byte.
-pub fn read_params(value: &Value<'_>, most: usize, findings: &mut Findings) -> Option<RawJson> {
+pub(crate) fn read_params(value: &Value<'_>, most: usize, findings: &mut Findings) -> Option<RawJson> {
     let text = value.raw().get();
     if text.len() > most {
         let what = format!(

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 ///
 /// # Errors
 /// The serialiser's error, which our types do not have.
-pub fn text_of(job: &JobRow) -> Result<Box<RawValue>, serde_json::Error> {
+pub(crate) fn text_of(job: &JobRow) -> Result<Box<RawValue>, serde_json::Error> {
     serde_json::value::to_raw_value(&Text {
         job_name: &job.name,
         job_handler: &job.handler,

@@ -38,11 +38,11 @@ async fn find(state: &ApiState, app: AppId, id: &str) -> Result<ExecutionRow, Pr
 
 /// An execution with every step it took.
 #[utoipa::path(
-    get, path = "/openapi/executions/{id}", tag = "executions", security(("key" = ["read"])),
+    get, path = "/openapi/executions/{id}", operation_id = "getExecution", tag = "executions", security(("key" = ["read"])),
     params(("id" = String, Path, description = "Execution id")),
     responses((status = 200, body = ExecutionView), crate::routes::Problems)
 )]
-pub async fn get(
+pub(crate) async fn get(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Read>,
     Path(id): Path<String>,
@@ -70,7 +70,7 @@ pub async fn get(
 
 /// Lists executions, newest first.
 #[utoipa::path(
-    get, path = "/openapi/executions", tag = "executions", security(("key" = ["read"])),
+    get, path = "/openapi/executions", operation_id = "listExecutions", tag = "executions", security(("key" = ["read"])),
     params(
         ("status" = Option<String>, Query, description = "An execution status, such as RUNNING"),
         ("handler" = Option<String>, Query, description = "Exact name of the handler"),
@@ -83,7 +83,7 @@ pub async fn get(
     ),
     responses((status = 200, body = Paged<ExecutionView>), crate::routes::Problems)
 )]
-pub async fn list(
+pub(crate) async fn list(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Read>,
     mut query: QueryText,
@@ -94,7 +94,7 @@ pub async fn list(
 
 /// Lists the executions of a job, newest first.
 #[utoipa::path(
-    get, path = "/openapi/jobs/{id}/executions", tag = "jobs", security(("key" = ["read"])),
+    get, path = "/openapi/jobs/{id}/executions", operation_id = "listExecutionsOfJob", tag = "jobs", security(("key" = ["read"])),
     params(
         ("id" = String, Path, description = "Job id"),
         ("status" = Option<String>, Query, description = "An execution status, such as RUNNING"),
@@ -107,7 +107,7 @@ pub async fn list(
     ),
     responses((status = 200, body = Paged<ExecutionView>), crate::routes::Problems)
 )]
-pub async fn of_job(
+pub(crate) async fn of_job(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Read>,
     Path(id): Path<String>,
@@ -167,7 +167,7 @@ fn status_words() -> Vec<&'static str> {
 /// Lines of a handler.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Lines {
+pub(crate) struct Lines {
     /// In order of arrival.
     items: Vec<LineView>,
     /// Give it as `after` for what comes next.
@@ -178,14 +178,14 @@ pub struct Lines {
 
 /// What the handler logged, also while it runs.
 #[utoipa::path(
-    get, path = "/openapi/executions/{id}/logs", tag = "executions", security(("key" = ["read"])),
+    get, path = "/openapi/executions/{id}/logs", operation_id = "getExecutionLogs", tag = "executions", security(("key" = ["read"])),
     params(
         ("id" = String, Path, description = "Execution id"),
         ("after" = Option<i64>, Query, description = "Only lines with a greater `seq`")
     ),
     responses((status = 200, body = Lines), crate::routes::Problems)
 )]
-pub async fn logs(
+pub(crate) async fn logs(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Read>,
     Path(id): Path<String>,

@@ -22,7 +22,7 @@ fn execution_id(text: &str) -> Result<ExecutionId, Problem> {
 
 /// Cancels an execution: at once, or as soon as its worker has stopped it.
 #[utoipa::path(
-    post, path = "/openapi/executions/{id}/cancel", tag = "executions", security(("key" = ["manage"])),
+    post, path = "/openapi/executions/{id}/cancel", operation_id = "cancelExecution", tag = "executions", security(("key" = ["manage"])),
     params(("id" = String, Path, description = "Execution id")),
     responses(
         (status = 200, body = ExecutionView, description = "It is cancelled"),
@@ -30,13 +30,13 @@ fn execution_id(text: &str) -> Result<ExecutionId, Problem> {
         crate::routes::SteerProblems
     )
 )]
-pub async fn cancel(
+pub(crate) async fn cancel(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Manage>,
     Path(id): Path<String>,
 ) -> Result<Response, Problem> {
     let execution = execution_id(&id)?;
-    let by = caller.did("execution.cancel", execution, state.store().now());
+    let by = caller.did("execution.cancel", &execution, state.store().now());
     let cancelled = steering::cancel_execution(state.store(), execution, &by).await?;
     let status = if cancelled.stopping { StatusCode::ACCEPTED } else { StatusCode::OK };
     follow_up(&state, cancelled, by.at);
@@ -47,17 +47,17 @@ pub async fn cancel(
 
 /// Runs an execution that has ended again, as a new one.
 #[utoipa::path(
-    post, path = "/openapi/executions/{id}/retry", tag = "executions", security(("key" = ["manage"])),
+    post, path = "/openapi/executions/{id}/retry", operation_id = "retryExecution", tag = "executions", security(("key" = ["manage"])),
     params(("id" = String, Path, description = "Execution id")),
     responses((status = 202, body = Triggered), crate::routes::SteerProblems)
 )]
-pub async fn retry(
+pub(crate) async fn retry(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Manage>,
     Path(id): Path<String>,
 ) -> Result<Response, Problem> {
     let execution = execution_id(&id)?;
-    let by = caller.did("execution.retry", execution, state.store().now());
+    let by = caller.did("execution.retry", &execution, state.store().now());
     let run = steering::retry_execution(state.store(), execution, &by).await?;
     state.waker().wake(by.at);
     Ok((StatusCode::ACCEPTED, Json(Triggered::of(run)?)).into_response())

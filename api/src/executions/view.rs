@@ -18,7 +18,7 @@ use utoipa::ToSchema;
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = Execution)]
-pub struct ExecutionView {
+pub(crate) struct ExecutionView {
     /// The execution.
     #[schema(value_type = String, format = Uuid)]
     pub execution_id: ExecutionId,
@@ -101,7 +101,7 @@ pub struct ExecutionView {
 /// How far an execution has come.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[schema(as = Progress)]
-pub struct ProgressView {
+pub(crate) struct ProgressView {
     /// 0 to 100.
     pub percent: i64,
     /// In words.
@@ -112,7 +112,7 @@ pub struct ProgressView {
 /// One step in the life of an execution.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Step {
+pub(crate) struct Step {
     /// SUBMITTED, DUE, a state of the execution, NOTE or CALLBACK_DELIVERED; more may be added.
     #[schema(example = "RUNNING")]
     pub step: String,
@@ -132,7 +132,7 @@ pub struct Step {
 /// A line that the handler logged.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct LineView {
+pub(super) struct LineView {
     /// Grows with arrival; give the last one as `after` for what comes next.
     pub seq: i64,
     /// Of which start, from 1.
@@ -162,7 +162,7 @@ impl From<StoredLine> for LineView {
 impl ExecutionView {
     /// An execution without its bulky parts, as in lists.
     #[must_use]
-    pub fn light(row: ExecutionRow) -> Self {
+    pub(crate) fn light(row: ExecutionRow) -> Self {
         Self {
             params: None,
             result: None,
@@ -172,7 +172,7 @@ impl ExecutionView {
 
     /// An execution; steps are for the caller to fill in.
     #[must_use]
-    pub fn whole(row: ExecutionRow) -> Self {
+    pub(crate) fn whole(row: ExecutionRow) -> Self {
         Self {
             waiting_reason: waiting_reason(&row),
             execution_id: row.id,

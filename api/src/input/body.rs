@@ -3,10 +3,11 @@ use crate::{
     state::ApiState,
 };
 use axum::{
-    body::{Body, to_bytes},
+    body::Body,
     extract::{FromRequest, Request},
     http::{HeaderMap, header},
 };
+use futures_util::StreamExt;
 use serde_json::value::RawValue;
 use std::time::Duration;
 
@@ -15,9 +16,12 @@ const ARRIVAL_LIMIT: Duration = Duration::from_secs(30);
 /// A batch may be so many times as large as a single request.
 const BATCH_FACTOR: usize = 8;
 
+/// Of a body that is too large, so many times the limit is read before it is cut off.
+const DRAIN_FACTOR: usize = 8;
+
 /// Which size limit applies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Limit {
+pub(crate) enum Limit {
     /// `api.max_body_bytes`.
     Single,
     /// Eight times as much.
@@ -26,7 +30,7 @@ pub enum Limit {
 
 /// A request body that is one JSON text, of checked type, size and syntax. Empty where the request had none.
 #[derive(Debug)]
-pub struct JsonBody {
+pub(crate) struct JsonBody {
     text: String,
 }
 
@@ -35,7 +39,7 @@ impl JsonBody {
     ///
     /// # Errors
     /// [`Problem`]: 415, 413, 408 or 400.
-    pub async fn read(
+    pub(crate) async fn read(
         headers: &HeaderMap,
         body: Body,
         limit: Limit,
@@ -45,13 +49,7 @@ impl JsonBody {
             Limit::Single => state.config().api.max_body_bytes,
             Limit::Batch => state.config().api.max_body_bytes.saturating_mul(BATCH_FACTOR),
         };
-        let declared = headers
-            .get(header::CONTENT_LENGTH)
-            .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-        if declared.is_some_and(|length| length > most as u64) {
-            return Err(too_large(most));
-        }
-        let bytes = tokio::time::timeout(ARRIVAL_LIMIT, to_bytes(body, most))
+        let bytes = tokio::time::timeout(ARRIVAL_LIMIT, collect(body, most))
             .await
             .map_err(|_| {
                 Problem::new(
@@ -59,12 +57,11 @@ impl JsonBody {
                     "body.slow",
                     format!("the body did not arrive within {} s", ARRIVAL_LIMIT.as_secs()),
                 )
-            })?
-            .map_err(|error| unreadable(error, most))?;
+            })??;
         if !bytes.is_empty() {
             check_type(headers)?;
         }
-        let text = String::from_utf8(bytes.into()).map_err(|_| {
+        let text = String::from_utf8(bytes).map_err(|_| {
             Problem::new(
                 Kind::InvalidRequest,
                 "json.malformed",
@@ -77,15 +74,9 @@ impl JsonBody {
         Ok(Self { text })
     }
 
-    /// True when the request had no body.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.text.is_empty()
-    }
-
     /// The JSON value; none for an empty body.
     #[must_use]
-    pub fn value(&self) -> Option<&RawValue> {
+    pub(crate) fn value(&self) -> Option<&RawValue> {
         serde_json::from_str(&self.text).ok()
     }
 
@@ -93,7 +84,7 @@ impl JsonBody {
     ///
     /// # Errors
     /// [`Problem`] 400 for an empty body.
-    pub fn required(&self) -> Result<&RawValue, Problem> {
+    pub(crate) fn required(&self) -> Result<&RawValue, Problem> {
         self.value().ok_or_else(|| {
             Problem::new(
                 Kind::InvalidRequest,
@@ -114,6 +105,27 @@ impl FromRequest<ApiState> for JsonBody {
     }
 }
 
+/// The whole body. One that is too large is still read for a while: a client that is cut off while it sends would see
+/// a broken connection in place of the answer.
+async fn collect(body: Body, most: usize) -> Result<Vec<u8>, Problem> {
+    let mut chunks = body.into_data_stream();
+    let mut bytes = Vec::new();
+    let mut read = 0_usize;
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|_| {
+            let what = "the body ended before its announced length";
+            Problem::new(Kind::InvalidRequest, "body.incomplete", what)
+        })?;
+        read = read.saturating_add(chunk.len());
+        if read <= most {
+            bytes.extend_from_slice(&chunk);
+        } else if read > most.saturating_mul(DRAIN_FACTOR) {
+            break;
+        }
+    }
+    if read > most { Err(too_large(most)) } else { Ok(bytes) }
+}
+
 fn too_large(most: usize) -> Problem {
     Problem::new(
         Kind::TooLarge,
@@ -121,21 +133,6 @@ fn too_large(most: usize) -> Problem {
         format!(
             "the body may have at most {most} bytes (api.max_body_bytes; eight times as much for a batch)"
         ),
-    )
-}
-
-fn unreadable(error: axum::Error, most: usize) -> Problem {
-    let mut source: Option<&dyn std::error::Error> = Some(&error);
-    while let Some(cause) = source {
-        if cause.to_string().contains("length limit") {
-            return too_large(most);
-        }
-        source = cause.source();
-    }
-    Problem::new(
-        Kind::InvalidRequest,
-        "body.incomplete",
-        "the body ended before its announced length",
     )
 }
 

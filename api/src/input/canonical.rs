@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 /// Hash of the canonical form of an object without the members named in `except`. SHA-256, hex.
 #[must_use]
-pub fn content_hash(body: &RawValue, except: &[&str]) -> String {
+pub(crate) fn content_hash(body: &RawValue, except: &[&str]) -> String {
     let mut canonical = String::with_capacity(body.get().len());
     write_object(body, except, &mut canonical);
     hex(&Sha256::digest(canonical))

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 ///
 /// # Errors
 /// The parser's error when a name in either has an escape that is no character.
-pub fn merge_patch(
+pub(crate) fn merge_patch(
     target: &RawValue,
     patch: &RawValue,
     replaced_whole: &[&str],

@@ -9,34 +9,34 @@ mod page;
 mod query;
 mod value;
 
-pub use body::{JsonBody, Limit};
-pub use canonical::content_hash;
-pub use merge_patch::merge_patch;
-pub use object::Object;
-pub use page::{PageRequest, Paged};
-pub use query::QueryText;
-pub use value::{MAX_INTEGER, Value};
+pub(crate) use body::{JsonBody, Limit};
+pub(crate) use canonical::content_hash;
+pub(crate) use merge_patch::merge_patch;
+pub(crate) use object::Object;
+pub(crate) use page::{PageRequest, Paged, read_token};
+pub(crate) use query::QueryText;
+pub(crate) use value::{MAX_INTEGER, Value};
 
 use crate::problem::{FieldError, Problem};
 use std::borrow::Cow;
 
 /// Deepest nesting of JSON accepted. Handlers in most languages give up at about the same depth.
-pub const MAX_DEPTH: usize = 100;
+pub(crate) const MAX_DEPTH: usize = 100;
 
 /// Everything found wrong with one request.
 #[derive(Debug, Default)]
-pub struct Findings {
+pub(crate) struct Findings {
     errors: Vec<FieldError>,
 }
 
 impl Findings {
     /// Records an error.
-    pub fn push(&mut self, error: FieldError) {
+    pub(crate) fn push(&mut self, error: FieldError) {
         self.errors.push(error);
     }
 
     /// Records what is wrong with a header or query parameter.
-    pub fn parameter(&mut self, name: &str, code: &'static str, message: impl Into<String>) {
+    pub(crate) fn parameter(&mut self, name: &str, code: &'static str, message: impl Into<String>) {
         self.push(FieldError {
             pointer: None,
             field: name.to_owned(),
@@ -45,17 +45,11 @@ impl Findings {
         });
     }
 
-    /// True when nothing was found.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.errors.is_empty()
-    }
-
     /// The value, unless something was found: then the problem that names it all. Without findings there is a value.
     ///
     /// # Errors
     /// [`Problem`] with every error.
-    pub fn into_result<T>(self, value: Option<T>) -> Result<T, Problem> {
+    pub(crate) fn into_result<T>(self, value: Option<T>) -> Result<T, Problem> {
         match value {
             Some(value) if self.errors.is_empty() => Ok(value),
             _ => Err(Problem::invalid(self.errors)),
@@ -64,7 +58,7 @@ impl Findings {
 }
 
 /// The known name that is nearest to `wrong`, if one is near enough to be meant.
-pub fn nearest<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let folded = fold(wrong);
     let allowed = (folded.chars().count() / 3).max(1);
     known

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 /// A JSON object whose members are taken one by one; what nobody took is unknown, and refused by name.
 #[derive(Debug)]
-pub struct Object<'a> {
+pub(crate) struct Object<'a> {
     pointer: String,
     members: Vec<(String, Option<&'a RawValue>)>,
     known: Vec<&'static str>,
@@ -13,7 +13,7 @@ pub struct Object<'a> {
 
 impl<'a> Object<'a> {
     /// Opens a value that must be an object without repeated names.
-    pub fn open(value: &Value<'a>, findings: &mut Findings) -> Option<Self> {
+    pub(crate) fn open(value: &Value<'a>, findings: &mut Findings) -> Option<Self> {
         if !value.raw().get().starts_with('{') {
             findings.push(value.error("json.not-an-object", "must be a JSON object"));
             return None;
@@ -38,12 +38,12 @@ impl<'a> Object<'a> {
     }
 
     /// The body as an object.
-    pub fn of_body(raw: &'a RawValue, findings: &mut Findings) -> Option<Self> {
+    pub(crate) fn of_body(raw: &'a RawValue, findings: &mut Findings) -> Option<Self> {
         Self::open(&Value::root(raw), findings)
     }
 
     /// Takes a member out.
-    pub fn take(&mut self, name: &'static str) -> Option<Value<'a>> {
+    pub(crate) fn take(&mut self, name: &'static str) -> Option<Value<'a>> {
         self.known.push(name);
         let pointer = self.pointer_to(name);
         let (_, raw) = self.members.iter_mut().find(|(member, _)| member == name)?;
@@ -51,7 +51,7 @@ impl<'a> Object<'a> {
     }
 
     /// Takes a member out that must be there.
-    pub fn require(&mut self, name: &'static str, findings: &mut Findings) -> Option<Value<'a>> {
+    pub(crate) fn require(&mut self, name: &'static str, findings: &mut Findings) -> Option<Value<'a>> {
         let value = self.take(name);
         if value.is_none() {
             let what = format!("{name} is required");
@@ -61,7 +61,7 @@ impl<'a> Object<'a> {
     }
 
     /// An error at a member, whether it is there or not.
-    pub fn error_at(&self, name: &str, code: &'static str, message: String) -> FieldError {
+    pub(crate) fn error_at(&self, name: &str, code: &'static str, message: String) -> FieldError {
         FieldError {
             pointer: Some(self.pointer_to(name)),
             field: name.to_owned(),
@@ -71,7 +71,7 @@ impl<'a> Object<'a> {
     }
 
     /// Refuses what nobody took, with the nearest name that somebody would have taken.
-    pub fn close(self, findings: &mut Findings) {
+    pub(crate) fn close(self, findings: &mut Findings) {
         for (name, raw) in &self.members {
             if raw.is_some() && !self.known.contains(&name.as_str()) {
                 let shown: String = name.chars().take(64).collect();
@@ -89,7 +89,7 @@ impl<'a> Object<'a> {
     }
 
     /// Takes every member, for objects whose names are the user's.
-    pub fn into_members(self) -> impl Iterator<Item = (String, Value<'a>)> {
+    pub(crate) fn into_members(self) -> impl Iterator<Item = (String, Value<'a>)> {
         let pointer = self.pointer;
         self.members.into_iter().filter_map(move |(name, raw)| {
             let value = Value::new(raw?, format!("{pointer}/{}", escape(&name)), "value");

@@ -9,7 +9,7 @@ const MAX_SIZE: i64 = 500;
 
 /// Which page of a list is asked for. `T` is the id that the list goes by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PageRequest<T> {
+pub(crate) struct PageRequest<T> {
     /// Items wanted, 1 to 500.
     pub size: i64,
     /// The last item of the page before.
@@ -18,7 +18,7 @@ pub struct PageRequest<T> {
 
 impl<T: FromStr + Display> PageRequest<T> {
     /// Takes `pageSize` and `pageToken`. `list` names the list, so that the token of another one is refused.
-    pub fn take(query: &mut QueryText, list: &str) -> Self {
+    pub(crate) fn take(query: &mut QueryText, list: &str) -> Self {
         let size = query.integer("pageSize", 1..=MAX_SIZE).unwrap_or(DEFAULT_SIZE);
         let before = query.parsed(
             "pageToken",
@@ -33,26 +33,36 @@ impl<T: FromStr + Display> PageRequest<T> {
 
     /// How many rows to read: one more than shown tells whether there is another page.
     #[must_use]
-    pub const fn limit(&self) -> i64 {
+    pub(crate) const fn limit(&self) -> i64 {
         self.size + 1
     }
 
     /// Cuts the surplus row off; the token of the next page, if there is one.
-    pub fn next_token<R>(&self, list: &str, rows: &mut Vec<R>, id: impl Fn(&R) -> T) -> Option<String> {
+    pub(crate) fn next_token<R>(&self, list: &str, rows: &mut Vec<R>, id: impl Fn(&R) -> T) -> Option<String> {
         let size = usize::try_from(self.size).unwrap_or(usize::MAX);
         if rows.len() <= size {
             return None;
         }
         rows.truncate(size);
-        rows.last()
-            .map(|last| BASE64_URL_SAFE_NO_PAD.encode(format!("{list}:{}", id(last))))
+        rows.last().map(|last| token(list, &id(last)))
     }
+}
+
+/// The token of the page after the item with this id.
+fn token(list: &str, id: &impl Display) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode(format!("{list}:{id}"))
+}
+
+/// The id in a token of this list.
+pub(crate) fn read_token<T: FromStr>(list: &str, token: &str) -> Option<T> {
+    let text = String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(token).ok()?).ok()?;
+    text.strip_prefix(list)?.strip_prefix(':')?.parse().ok()
 }
 
 /// A page of a list.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Paged<T> {
+pub(crate) struct Paged<T> {
     /// The items, newest first.
     pub items: Vec<T>,
     /// Give it as `pageToken` for the next page; absent on the last.

@@ -6,7 +6,7 @@ use std::{convert::Infallible, ops::RangeInclusive, str::FromStr};
 
 /// The query parameters of a request. As with objects, what nobody took is refused by name.
 #[derive(Debug, Default)]
-pub struct QueryText {
+pub(crate) struct QueryText {
     pairs: Vec<(String, String)>,
     known: Vec<&'static str>,
     findings: Findings,
@@ -28,7 +28,7 @@ impl<S: Send + Sync> FromRequestParts<S> for QueryText {
 
 impl QueryText {
     /// The text of a parameter that may be given once.
-    pub fn text(&mut self, name: &'static str) -> Option<String> {
+    pub(crate) fn text(&mut self, name: &'static str) -> Option<String> {
         self.known.push(name);
         let mut texts: Vec<String> = Vec::new();
         self.pairs.retain(|(key, text)| {
@@ -49,7 +49,7 @@ impl QueryText {
     }
 
     /// A parameter read by `read`; `needed` says what it must be.
-    pub fn parsed<T>(
+    pub(crate) fn parsed<T>(
         &mut self,
         name: &'static str,
         needed: &str,
@@ -64,12 +64,12 @@ impl QueryText {
     }
 
     /// An id.
-    pub fn id<T: FromStr>(&mut self, name: &'static str) -> Option<T> {
+    pub(crate) fn id<T: FromStr>(&mut self, name: &'static str) -> Option<T> {
         self.parsed(name, "a UUID", |text| text.parse().ok())
     }
 
     /// A whole number in a range.
-    pub fn integer(&mut self, name: &'static str, range: RangeInclusive<i64>) -> Option<i64> {
+    pub(crate) fn integer(&mut self, name: &'static str, range: RangeInclusive<i64>) -> Option<i64> {
         let needed = format!("a whole number between {} and {}", range.start(), range.end());
         self.parsed(name, &needed, |text| {
             text.parse().ok().filter(|number| range.contains(number))
@@ -77,7 +77,7 @@ impl QueryText {
     }
 
     /// An instant.
-    pub fn instant(&mut self, name: &'static str) -> Option<EpochMillis> {
+    pub(crate) fn instant(&mut self, name: &'static str) -> Option<EpochMillis> {
         self.parsed(
             name,
             "an RFC 3339 instant, such as 2026-12-01T00:00:00.000Z",
@@ -86,12 +86,12 @@ impl QueryText {
     }
 
     /// `true` or `false`.
-    pub fn boolean(&mut self, name: &'static str) -> Option<bool> {
+    pub(crate) fn boolean(&mut self, name: &'static str) -> Option<bool> {
         self.parsed(name, "true or false", |text| text.parse().ok())
     }
 
     /// Records what is wrong with a parameter.
-    pub fn refuse(&mut self, name: &str, code: &'static str, message: &str) {
+    pub(crate) fn refuse(&mut self, name: &str, code: &'static str, message: &str) {
         self.findings.parameter(name, code, message);
     }
 
@@ -99,7 +99,7 @@ impl QueryText {
     ///
     /// # Errors
     /// [`Problem`] 400 that names each parameter.
-    pub fn close(mut self) -> Result<(), Problem> {
+    pub(crate) fn close(mut self) -> Result<(), Problem> {
         for (name, _) in std::mem::take(&mut self.pairs) {
             let shown: String = name.chars().take(64).collect();
             let hint = match nearest(&name, self.known.iter().copied()) {

@@ -5,11 +5,11 @@ use serde_json::value::RawValue;
 use std::{borrow::Cow, ops::RangeInclusive};
 
 /// Integers in JSON are exact only below this, in most languages.
-pub const MAX_INTEGER: i64 = (1 << 53) - 1;
+pub(crate) const MAX_INTEGER: i64 = (1 << 53) - 1;
 
 /// One JSON value of a request, with its place. Each reading method records what is wrong and then answers none.
 #[derive(Debug, Clone)]
-pub struct Value<'a> {
+pub(crate) struct Value<'a> {
     raw: &'a RawValue,
     pointer: String,
     name: &'a str,
@@ -18,31 +18,31 @@ pub struct Value<'a> {
 impl<'a> Value<'a> {
     /// A value at a place.
     #[must_use]
-    pub fn new(raw: &'a RawValue, pointer: String, name: &'a str) -> Self {
+    pub(crate) fn new(raw: &'a RawValue, pointer: String, name: &'a str) -> Self {
         Self { raw, pointer, name }
     }
 
     /// The whole body.
     #[must_use]
-    pub fn root(raw: &'a RawValue) -> Self {
+    pub(crate) fn root(raw: &'a RawValue) -> Self {
         Self::new(raw, String::new(), "body")
     }
 
     /// Its text.
     #[must_use]
-    pub const fn raw(&self) -> &'a RawValue {
+    pub(crate) const fn raw(&self) -> &'a RawValue {
         self.raw
     }
 
     /// Its place.
     #[must_use]
-    pub fn pointer(&self) -> &str {
+    pub(crate) fn pointer(&self) -> &str {
         &self.pointer
     }
 
     /// An error here; `what` continues the field's name: "must be …".
     #[must_use]
-    pub fn error(&self, code: &'static str, what: &str) -> FieldError {
+    pub(crate) fn error(&self, code: &'static str, what: &str) -> FieldError {
         FieldError {
             pointer: Some(self.pointer.clone()),
             field: self.name.to_owned(),
@@ -61,7 +61,7 @@ impl<'a> Value<'a> {
     }
 
     /// A string of any length.
-    pub fn string(&self, findings: &mut Findings) -> Option<String> {
+    pub(crate) fn string(&self, findings: &mut Findings) -> Option<String> {
         if !self.raw.get().starts_with('"') {
             self.wrong_type(findings, "a string");
             return None;
@@ -76,7 +76,7 @@ impl<'a> Value<'a> {
     }
 
     /// One line of so many characters, without control characters.
-    pub fn line(&self, characters: RangeInclusive<usize>, findings: &mut Findings) -> Option<String> {
+    pub(crate) fn line(&self, characters: RangeInclusive<usize>, findings: &mut Findings) -> Option<String> {
         let text = self.string(findings)?;
         let length = text.chars().count();
         if !characters.contains(&length) {
@@ -93,7 +93,7 @@ impl<'a> Value<'a> {
     }
 
     /// A whole number in a range.
-    pub fn integer(&self, range: RangeInclusive<i64>, findings: &mut Findings) -> Option<i64> {
+    pub(crate) fn integer(&self, range: RangeInclusive<i64>, findings: &mut Findings) -> Option<i64> {
         let text = self.raw.get();
         if !text.starts_with(|c: char| c.is_ascii_digit() || c == '-') {
             self.wrong_type(findings, "a whole number");
@@ -112,7 +112,7 @@ impl<'a> Value<'a> {
     }
 
     /// A number of at least 0.
-    pub fn weight(&self, findings: &mut Findings) -> Option<f64> {
+    pub(crate) fn weight(&self, findings: &mut Findings) -> Option<f64> {
         let number = serde_json::from_str::<f64>(self.raw.get()).ok();
         let number = number.filter(|number| number.is_finite() && (0.0..=1e9).contains(number));
         if number.is_none() {
@@ -122,7 +122,7 @@ impl<'a> Value<'a> {
     }
 
     /// `true` or `false`.
-    pub fn boolean(&self, findings: &mut Findings) -> Option<bool> {
+    pub(crate) fn boolean(&self, findings: &mut Findings) -> Option<bool> {
         match self.raw.get() {
             "true" => Some(true),
             "false" => Some(false),
@@ -134,7 +134,7 @@ impl<'a> Value<'a> {
     }
 
     /// An RFC 3339 instant.
-    pub fn instant(&self, findings: &mut Findings) -> Option<EpochMillis> {
+    pub(crate) fn instant(&self, findings: &mut Findings) -> Option<EpochMillis> {
         let text = self.string(findings)?;
         match EpochMillis::parse_rfc3339(&text) {
             Ok(instant) => Some(instant),
@@ -148,7 +148,7 @@ impl<'a> Value<'a> {
     }
 
     /// One of a few words.
-    pub fn choice<T: Copy>(&self, choices: &[(&'static str, T)], findings: &mut Findings) -> Option<T> {
+    pub(crate) fn choice<T: Copy>(&self, choices: &[(&'static str, T)], findings: &mut Findings) -> Option<T> {
         let text = self.string(findings)?;
         let chosen = choices.iter().find(|(word, _)| *word == text);
         if chosen.is_none() {
@@ -163,7 +163,7 @@ impl<'a> Value<'a> {
     }
 
     /// The items of an array of at most `most`.
-    pub fn items(&self, most: usize, findings: &mut Findings) -> Option<Vec<Value<'a>>> {
+    pub(crate) fn items(&self, most: usize, findings: &mut Findings) -> Option<Vec<Value<'a>>> {
         if !self.raw.get().starts_with('[') {
             self.wrong_type(findings, "an array");
             return None;

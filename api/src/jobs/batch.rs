@@ -19,7 +19,7 @@ const MAX_ITEMS: usize = 1_000;
 
 /// What became of each job of a batch.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct BatchAnswer {
+pub(crate) struct BatchAnswer {
     /// In the order of the request.
     results: Vec<BatchResult>,
     /// How many jobs are durable now, replays included.
@@ -30,7 +30,7 @@ pub struct BatchAnswer {
 
 /// What became of one job of a batch: `job` or `problem`.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct BatchResult {
+pub(super) struct BatchResult {
     /// Its place in the request, from 0.
     index: usize,
     /// The status that it would have been answered alone.
@@ -45,11 +45,11 @@ pub struct BatchResult {
 
 /// Submits up to 1,000 jobs, each judged alone; equal keys inside make one job.
 #[utoipa::path(
-    post, path = "/openapi/jobs/batch", tag = "jobs", security(("key" = ["submit"])),
+    post, path = "/openapi/jobs/batch", operation_id = "submitJobs", tag = "jobs", security(("key" = ["submit"])),
     request_body = SubmitBatch,
     responses((status = 200, body = BatchAnswer), crate::routes::SubmitProblems)
 )]
-pub async fn submit_batch(
+pub(crate) async fn submit_batch(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Submit>,
     request: Request,

@@ -43,11 +43,11 @@ pub(super) async fn find(state: &ApiState, app: AppId, id: &str) -> Result<JobRo
 
 /// A job, with what it is doing now.
 #[utoipa::path(
-    get, path = "/openapi/jobs/{id}", tag = "jobs", security(("key" = ["read"])),
+    get, path = "/openapi/jobs/{id}", operation_id = "getJob", tag = "jobs", security(("key" = ["read"])),
     params(("id" = String, Path, description = "Job id")),
     responses((status = 200, body = JobView, headers(("ETag" = String), ("Retry-After" = i64))), crate::routes::Problems)
 )]
-pub async fn get(
+pub(crate) async fn get(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Read>,
     Path(id): Path<String>,
@@ -131,7 +131,7 @@ async fn no_worker(state: &ApiState, job: &JobRow) -> String {
 
 /// Lists jobs, newest first.
 #[utoipa::path(
-    get, path = "/openapi/jobs", tag = "jobs", security(("key" = ["read"])),
+    get, path = "/openapi/jobs", operation_id = "listJobs", tag = "jobs", security(("key" = ["read"])),
     params(
         ("status" = Option<String>, Query, description = "A job status, such as WAITING"),
         ("handler" = Option<String>, Query, description = "Exact name of the handler"),
@@ -142,7 +142,7 @@ async fn no_worker(state: &ApiState, job: &JobRow) -> String {
     ),
     responses((status = 200, body = Paged<JobView>), crate::routes::Problems)
 )]
-pub async fn list(
+pub(crate) async fn list(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Read>,
     mut query: QueryText,
@@ -188,7 +188,7 @@ async fn views(
 /// Where many jobs stand.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Statuses {
+pub(crate) struct Statuses {
     /// The jobs that exist in this app, in the order asked for.
     items: Vec<JobView>,
     /// The ids without a job.
@@ -198,11 +198,11 @@ pub struct Statuses {
 
 /// Looks at up to 1,000 jobs at once.
 #[utoipa::path(
-    post, path = "/openapi/jobs/status", tag = "jobs", security(("key" = ["read"])),
+    post, path = "/openapi/jobs/status", operation_id = "getJobStatuses", tag = "jobs", security(("key" = ["read"])),
     request_body = StatusRequest,
     responses((status = 200, body = Statuses), crate::routes::Problems)
 )]
-pub async fn statuses(
+pub(crate) async fn statuses(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Read>,
     body: JsonBody,

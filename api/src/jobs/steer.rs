@@ -53,11 +53,11 @@ fn job_id(text: &str) -> Result<JobId, Problem> {
 }
 
 fn audit(state: &ApiState, caller: &Caller, action: &'static str, id: &str) -> AuditEntry {
-    caller.did(action, id, state.store().now())
+    caller.did(action, &id, state.store().now())
 }
 
 /// Tells leader and relay what follows from a cancel.
-pub fn follow_up(state: &ApiState, cancelled: Cancelled, now: EpochMillis) {
+pub(crate) fn follow_up(state: &ApiState, cancelled: Cancelled, now: EpochMillis) {
     state.waker().callbacks(cancelled.applied.callbacks);
     // The leader stops what runs, and scans for that when it is woken.
     let due = cancelled.applied.due.or(cancelled.stopping.then_some(now));
@@ -73,11 +73,11 @@ async fn shown(state: &ApiState, caller: &Caller, id: &str) -> Result<Response, 
 
 /// Stops a job from firing. What has fired goes on.
 #[utoipa::path(
-    post, path = "/openapi/jobs/{id}/pause", tag = "jobs", security(("key" = ["manage"])),
+    post, path = "/openapi/jobs/{id}/pause", operation_id = "pauseJob", tag = "jobs", security(("key" = ["manage"])),
     params(("id" = String, Path, description = "Job id")),
     responses((status = 200, body = JobView), crate::routes::SteerProblems)
 )]
-pub async fn pause(
+pub(crate) async fn pause(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Manage>,
     Path(id): Path<String>,
@@ -89,11 +89,11 @@ pub async fn pause(
 
 /// Lets a paused job fire again. Firings that fell into the pause are left out.
 #[utoipa::path(
-    post, path = "/openapi/jobs/{id}/resume", tag = "jobs", security(("key" = ["manage"])),
+    post, path = "/openapi/jobs/{id}/resume", operation_id = "resumeJob", tag = "jobs", security(("key" = ["manage"])),
     params(("id" = String, Path, description = "Job id")),
     responses((status = 200, body = JobView), crate::routes::SteerProblems)
 )]
-pub async fn resume(
+pub(crate) async fn resume(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Manage>,
     Path(id): Path<String>,
@@ -107,7 +107,7 @@ pub async fn resume(
 
 /// Cancels a job: it fires no more, and what of it runs is stopped.
 #[utoipa::path(
-    post, path = "/openapi/jobs/{id}/cancel", tag = "jobs", security(("key" = ["manage"])),
+    post, path = "/openapi/jobs/{id}/cancel", operation_id = "cancelJob", tag = "jobs", security(("key" = ["manage"])),
     params(("id" = String, Path, description = "Job id")),
     responses(
         (status = 200, body = JobView, description = "Nothing of it runs any more"),
@@ -115,7 +115,7 @@ pub async fn resume(
         crate::routes::SteerProblems
     )
 )]
-pub async fn cancel(
+pub(crate) async fn cancel(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Manage>,
     Path(id): Path<String>,
@@ -134,7 +134,7 @@ pub async fn cancel(
 /// The executions that a run by hand made.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Triggered {
+pub(crate) struct Triggered {
     /// The execution; the first one of a sharded job.
     #[schema(value_type = String, format = Uuid)]
     pub execution_id: ExecutionId,
@@ -150,7 +150,7 @@ pub struct Triggered {
 
 impl Triggered {
     /// What a run came to.
-    pub fn of(run: steering::Run) -> Result<Self, Problem> {
+    pub(crate) fn of(run: steering::Run) -> Result<Self, Problem> {
         Ok(Self {
             execution_id: *run.executions.first().ok_or_else(Problem::internal)?,
             execution_ids: run.executions,
@@ -164,12 +164,12 @@ impl Triggered {
 
 /// Makes a job run now; its schedule is untouched.
 #[utoipa::path(
-    post, path = "/openapi/jobs/{id}/trigger", tag = "jobs", security(("key" = ["manage"])),
+    post, path = "/openapi/jobs/{id}/trigger", operation_id = "triggerJob", tag = "jobs", security(("key" = ["manage"])),
     params(("id" = String, Path, description = "Job id")),
     request_body(content = Option<TriggerRequest>),
     responses((status = 202, body = Triggered), crate::routes::SteerProblems)
 )]
-pub async fn trigger(
+pub(crate) async fn trigger(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Manage>,
     Path(id): Path<String>,
@@ -211,7 +211,7 @@ fn read_run_key(value: &Value<'_>, findings: &mut Findings) -> Option<String> {
 
 /// Changes a job by merge patch (RFC 7396); `trigger` is replaced whole. Executions that exist stay as they are.
 #[utoipa::path(
-    patch, path = "/openapi/jobs/{id}", tag = "jobs", security(("key" = ["manage"])),
+    patch, path = "/openapi/jobs/{id}", operation_id = "patchJob", tag = "jobs", security(("key" = ["manage"])),
     params(
         ("id" = String, Path, description = "Job id"),
         ("If-Match" = String, Header, description = "The ETag that the change was made from, or `*`")
@@ -227,7 +227,7 @@ fn read_run_key(value: &Value<'_>, findings: &mut Findings) -> Option<String> {
         crate::routes::SteerProblems
     )
 )]
-pub async fn patch(
+pub(crate) async fn patch(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Manage>,
     Path(id): Path<String>,
@@ -328,7 +328,7 @@ fn refuse_fixed_fields(patch: &RawValue) -> Result<(), Problem> {
 
 /// Deletes a job. Its executions stay readable until history is pruned.
 #[utoipa::path(
-    delete, path = "/openapi/jobs/{id}", tag = "jobs", security(("key" = ["manage"])),
+    delete, path = "/openapi/jobs/{id}", operation_id = "deleteJob", tag = "jobs", security(("key" = ["manage"])),
     params(
         ("id" = String, Path, description = "Job id"),
         ("cancel" = Option<bool>, Query, description = "Cancel what is open first; without it that is a 409")
@@ -340,7 +340,7 @@ fn refuse_fixed_fields(patch: &RawValue) -> Result<(), Problem> {
         crate::routes::SteerProblems
     )
 )]
-pub async fn delete(
+pub(crate) async fn delete(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Manage>,
     Path(id): Path<String>,

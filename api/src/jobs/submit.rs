@@ -39,7 +39,7 @@ const NUDGE_WITHIN: Duration = Duration::from_millis(1_500);
 /// The answer to an accepted submission.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Submitted {
+pub(super) struct Submitted {
     /// The job.
     #[schema(value_type = String, format = Uuid)]
     pub job_id: JobId,
@@ -58,7 +58,7 @@ pub struct Submitted {
 
 /// Submits a job. When this answers 202 the job is durable.
 #[utoipa::path(
-    post, path = "/openapi/jobs", tag = "jobs", security(("key" = ["submit"])),
+    post, path = "/openapi/jobs", operation_id = "submitJob", tag = "jobs", security(("key" = ["submit"])),
     params(("Idempotency-Key" = Option<String>, Header, description = "Same as `clientRequestId` in the body")),
     request_body = SubmitJob,
     responses(
@@ -68,7 +68,7 @@ pub struct Submitted {
         crate::routes::SubmitProblems
     )
 )]
-pub async fn submit(
+pub(crate) async fn submit(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Submit>,
     headers: HeaderMap,
@@ -97,7 +97,7 @@ pub async fn submit(
 /// The verdict on a job that was only checked.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Validated {
+pub(crate) struct Validated {
     /// Always true; what is not valid is answered with a problem.
     valid: bool,
     /// Its first firings if it were submitted now, at most five.
@@ -109,11 +109,11 @@ pub struct Validated {
 
 /// Checks a job without storing it.
 #[utoipa::path(
-    post, path = "/openapi/validate", tag = "jobs", security(("key" = ["submit"])),
+    post, path = "/openapi/validate", operation_id = "validateJob", tag = "jobs", security(("key" = ["submit"])),
     request_body = SubmitJob,
     responses((status = 200, body = Validated), crate::routes::Problems)
 )]
-pub async fn validate(
+pub(crate) async fn validate(
     State(state): State<ApiState>,
     Authorized { caller, .. }: Authorized<Submit>,
     headers: HeaderMap,

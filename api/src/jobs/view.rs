@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = Job)]
-pub struct JobView {
+pub(crate) struct JobView {
     /// The job.
     #[schema(value_type = String, format = Uuid)]
     pub job_id: JobId,
@@ -105,7 +105,7 @@ pub struct JobView {
 /// The newest execution of a job.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct ExecutionSummary {
+pub(crate) struct ExecutionSummary {
     /// The execution.
     #[schema(value_type = String, format = Uuid)]
     pub execution_id: ExecutionId,
@@ -157,7 +157,7 @@ impl ExecutionSummary {
 impl JobView {
     /// A job with what it is doing. Its params, counts and waiting reason are for the caller to fill in.
     #[must_use]
-    pub fn of(job: JobRow, activity: Option<&Activity>) -> Self {
+    pub(crate) fn of(job: JobRow, activity: Option<&Activity>) -> Self {
         let running = activity.map_or(0, |activity| activity.running);
         let status = match job.status {
             JobStatus::Waiting if running > 0 => JobStatus::Running,
@@ -201,7 +201,7 @@ impl JobView {
 
     /// Leaves the bulky part out, for lists.
     #[must_use]
-    pub fn without_result(mut self) -> Self {
+    pub(crate) fn without_result(mut self) -> Self {
         if let Some(last) = &mut self.last_execution {
             last.result = None;
         }

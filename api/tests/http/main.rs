@@ -1,4 +1,10 @@
 //! The API over real HTTP, on each database. What a case promises is in its name.
 
+mod access;
+mod document;
+mod protocol;
+mod reading;
 mod served;
+mod steering;
 mod submission;
+mod validation;

@@ -10,15 +10,11 @@ use super::{
 use crate::{
     execution::ExecutionStatus,
     id::{AppId, ExecutionId, JobId, WorkerId},
-    job::{JobStatus, Selector},
-    message::HandlerLoad,
+    job::JobStatus,
     time::EpochMillis,
 };
 use sqlx::{AssertSqlSafe, any::AnyRow};
-use std::{
-    collections::{BTreeSet, HashMap},
-    time::Duration,
-};
+use std::{collections::HashMap, time::Duration};
 use uuid::{ContextV7, Timestamp, Uuid};
 
 /// Executions that the counts of a job look back over, so that a job with millions of them is not slow to show.
@@ -390,98 +386,6 @@ pub async fn newest_transition(connection: &mut Connection) -> Result<i64, Store
         .fetch_one(connection)
         .await?;
     Row(&row).int("newest")
-}
-
-/// An incarnation of a worker as people see it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WorkerView {
-    /// The worker.
-    pub worker: String,
-    /// Its incarnation.
-    pub incarnation: String,
-    /// Where it runs.
-    pub host: String,
-    /// Where it answers; 0 when it does not listen.
-    pub port: i64,
-    /// What it offers, and how busy that is.
-    pub handlers: Vec<HandlerLoad>,
-    /// Labels that selectors are matched against.
-    pub labels: Selector,
-    /// Runs at once over all handlers.
-    pub capacity: i64,
-    /// 0 online, 1 draining, 2 offline, 3 dead.
-    pub status: i64,
-    /// Somebody asked for it to be drained.
-    pub drain_requested: bool,
-    /// Executions it owns.
-    pub active: i64,
-    /// CPU idle, 0 to 100.
-    pub cpu_idle_percent: i64,
-    /// Mean run time, in milliseconds.
-    pub mean_cost_ms: i64,
-    /// Its first heartbeat.
-    pub registered_at: EpochMillis,
-    /// Its last heartbeat.
-    pub last_heartbeat: EpochMillis,
-}
-
-/// The newest incarnation of every worker that was heard of at `since` or later, by name. The number of executions it
-/// owns is counted now.
-///
-/// # Errors
-/// [`StoreError`] of the database.
-pub async fn workers(connection: &mut Connection, since: EpochMillis) -> Result<Vec<WorkerView>, StoreError> {
-    let rows = sqlx::query(
-        "select worker_id, incarnation, host, port, handlers, labels, capacity, status, drain_requested,
-                cpu_idle_percent, mean_cost_ms, registered_at, last_heartbeat,
-                (select count(*) from job_execution e
-                  where e.incarnation = worker_node.incarnation and e.status in (3, 4)) as active
-           from worker_node where last_heartbeat >= ? order by worker_id, registered_at desc",
-    )
-    .bind(since.0)
-    .fetch_all(connection)
-    .await?;
-    let mut workers: Vec<WorkerView> = rows
-        .iter()
-        .map(|row| read_worker(&Row(row)))
-        .collect::<Result<_, _>>()?;
-    workers.dedup_by(|later, first| later.worker == first.worker);
-    Ok(workers)
-}
-
-fn read_worker(row: &Row<'_>) -> Result<WorkerView, StoreError> {
-    Ok(WorkerView {
-        worker: row.text("worker_id")?,
-        incarnation: row.text("incarnation")?,
-        host: row.text("host")?,
-        port: row.int("port")?,
-        handlers: row.json("handlers")?,
-        labels: row.json("labels")?,
-        capacity: row.int("capacity")?,
-        status: row.int("status")?,
-        drain_requested: row.int("drain_requested")? != 0,
-        active: row.int("active")?,
-        cpu_idle_percent: row.int("cpu_idle_percent")?,
-        mean_cost_ms: row.int("mean_cost_ms")?,
-        registered_at: row.instant("registered_at")?,
-        last_heartbeat: row.instant("last_heartbeat")?,
-    })
-}
-
-/// The handlers that online workers offer.
-///
-/// # Errors
-/// [`StoreError`] of the database.
-pub async fn offered_handlers(connection: &mut Connection) -> Result<BTreeSet<String>, StoreError> {
-    let rows = sqlx::query("select handlers from worker_node where status = 0")
-        .fetch_all(connection)
-        .await?;
-    let mut offered = BTreeSet::new();
-    for row in &rows {
-        let handlers: Vec<HandlerLoad> = Row(row).json("handlers")?;
-        offered.extend(handlers.into_iter().map(|handler| handler.name));
-    }
-    Ok(offered)
 }
 
 #[cfg(test)]

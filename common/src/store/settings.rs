@@ -1,6 +1,8 @@
 //! `setting`: what can be changed while everything runs. Values are JSON.
 
-use super::{Connection, Row, StoreError};
+use super::{Connection, Dialect, Row, StoreError};
+use crate::time::EpochMillis;
+use sqlx::AssertSqlSafe;
 use std::collections::HashMap;
 
 /// Strategy and weights of the balancer.
@@ -22,6 +24,30 @@ pub async fn all(connection: &mut Connection) -> Result<HashMap<String, String>,
             Ok((row.text("name")?, row.text("value")?))
         })
         .collect()
+}
+
+/// Writes a setting.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn put(
+    connection: &mut Connection,
+    dialect: Dialect,
+    name: &str,
+    value: &str,
+    now: EpochMillis,
+) -> Result<(), StoreError> {
+    let sql = format!(
+        "insert into setting (name, value, updated_at) values (?, ?, ?){}",
+        dialect.on_conflict_update(&["name"], &["value", "updated_at"])
+    );
+    sqlx::query(AssertSqlSafe(sql))
+        .bind(name.to_owned())
+        .bind(value.to_owned())
+        .bind(now.0)
+        .execute(connection)
+        .await?;
+    Ok(())
 }
 
 /// The running limits of the apps that have one.

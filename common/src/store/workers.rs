@@ -8,6 +8,7 @@ use crate::{
     time::EpochMillis,
 };
 use sqlx::{AssertSqlSafe, any::AnyRow};
+use std::collections::BTreeSet;
 
 /// Where an incarnation stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -229,6 +230,44 @@ pub async fn statuses(
         }
     }
     Ok(statuses)
+}
+
+/// The newest incarnation of every worker that was heard of at `since` or later, by name.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn heard_since(
+    connection: &mut Connection,
+    since: EpochMillis,
+) -> Result<Vec<WorkerRow>, StoreError> {
+    let sql = format!(
+        "select {} from worker_node where last_heartbeat >= ? order by worker_id, registered_at desc",
+        COLUMNS.join(", ")
+    );
+    let rows = sqlx::query(AssertSqlSafe(sql))
+        .bind(since.0)
+        .fetch_all(connection)
+        .await?;
+    let mut workers: Vec<WorkerRow> = rows.iter().map(read).collect::<Result<_, _>>()?;
+    workers.dedup_by(|later, first| later.worker == first.worker);
+    Ok(workers)
+}
+
+/// The handlers that online workers offer.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn offered_handlers(connection: &mut Connection) -> Result<BTreeSet<String>, StoreError> {
+    let rows = sqlx::query("select handlers from worker_node where status = ?")
+        .bind(WorkerStatus::Online.code())
+        .fetch_all(connection)
+        .await?;
+    let mut offered = BTreeSet::new();
+    for row in &rows {
+        let handlers: Vec<HandlerLoad> = Row(row).json("handlers")?;
+        offered.extend(handlers.into_iter().map(|handler| handler.name));
+    }
+    Ok(offered)
 }
 
 fn read(row: &AnyRow) -> Result<WorkerRow, StoreError> {

@@ -66,30 +66,27 @@ async fn replan(connection: &mut Connection, job: &mut JobRow, now: EpochMillis)
         end_at: job.end_at,
     };
     job.status = JobStatus::Waiting;
+    let open = has_open_executions(connection, job.id).await?;
     let missed = job.next_trigger_time.is_none_or(|next| next <= now);
     match &job.trigger {
-        Trigger::Cron { .. } | Trigger::FixedRate { .. } if missed => match job.trigger.next_firing(now, window) {
-            Ok(next) => job.next_trigger_time = next,
-            Err(error) => {
-                job.status = JobStatus::Invalid;
-                job.invalid_reason = Some(error.to_string());
+        Trigger::Cron { .. } | Trigger::FixedRate { .. } if missed => {
+            match job.trigger.next_firing(now, window) {
+                Ok(next) => job.next_trigger_time = next,
+                Err(error) => {
+                    job.status = JobStatus::Invalid;
+                    job.invalid_reason = Some(error.to_string());
+                }
             }
-        },
-        Trigger::FixedDelay { every_ms } if job.next_trigger_time.is_none() => {
-            // While an execution is open, its end plans the next firing.
-            if !has_open_executions(connection, job.id).await? {
-                let next = now + Duration::from_millis(every_ms.unsigned_abs());
-                job.next_trigger_time = window.end_at.is_none_or(|end| next <= end).then_some(next);
-            }
+        }
+        // While an execution is open, its end plans the next firing.
+        Trigger::FixedDelay { every_ms } if job.next_trigger_time.is_none() && !open => {
+            let next = now + Duration::from_millis(every_ms.unsigned_abs());
+            job.next_trigger_time = window.end_at.is_none_or(|end| next <= end).then_some(next);
         }
         _ => {}
     }
     let plans_by_time = matches!(job.trigger, Trigger::Cron { .. } | Trigger::FixedRate { .. } | Trigger::FixedDelay { .. });
-    if job.status == JobStatus::Waiting
-        && plans_by_time
-        && job.next_trigger_time.is_none()
-        && !has_open_executions(connection, job.id).await?
-    {
+    if job.status == JobStatus::Waiting && plans_by_time && job.next_trigger_time.is_none() && !open {
         job.status = JobStatus::Completed;
     }
     Ok(())
