@@ -231,7 +231,9 @@ pub(crate) async fn create(
         .await;
     match stored {
         Ok(()) => Ok((StatusCode::CREATED, Json(AppView::from(app))).into_response()),
-        Err(StoreError::Duplicate(_)) => Err(Problem::conflict("app.name-taken", "another app has this name")),
+        Err(StoreError::Duplicate(_)) => {
+            Err(Problem::conflict("app.name-taken", "another app has this name"))
+        }
         Err(error) => Err(error.into()),
     }
 }
@@ -251,7 +253,10 @@ pub(crate) async fn update(
     let before = find(&state, &id).await?;
     let wanted = read_app(&body, before.id, before.created_at)?;
     if wanted.name != before.name {
-        return Err(Problem::conflict("app.name-fixed", "the name of an app cannot be changed"));
+        return Err(Problem::conflict(
+            "app.name-fixed",
+            "the name of an app cannot be changed",
+        ));
     }
     let by = caller.did("app.update", &before.id, state.store().now());
     state
@@ -336,7 +341,11 @@ pub(crate) async fn create_key(
             Ok(issued)
         })
         .await?;
-    Ok((StatusCode::CREATED, Json(KeyView::of(issued.key, Some(issued.text)))).into_response())
+    Ok((
+        StatusCode::CREATED,
+        Json(KeyView::of(issued.key, Some(issued.text))),
+    )
+        .into_response())
 }
 
 fn read_key(body: &JsonBody, app: AppId) -> Result<NewKey, Problem> {
@@ -348,7 +357,9 @@ fn read_key(body: &JsonBody, app: AppId) -> Result<NewKey, Problem> {
         let scopes = object
             .require("scopes", &mut findings)
             .and_then(|value| read_scopes(&value, &mut findings));
-        let expires_at = object.take("expiresAt").and_then(|value| value.instant(&mut findings));
+        let expires_at = object
+            .take("expiresAt")
+            .and_then(|value| value.instant(&mut findings));
         object.close(&mut findings);
         Some(NewKey {
             app,
@@ -398,7 +409,11 @@ pub(crate) async fn revoke_key(
 }
 
 fn gone(found: bool, what: &str) -> Result<StatusCode, Problem> {
-    if found { Ok(StatusCode::NO_CONTENT) } else { Err(Problem::not_found(what)) }
+    if found {
+        Ok(StatusCode::NO_CONTENT)
+    } else {
+        Err(Problem::not_found(what))
+    }
 }
 
 /// The webhook secrets of an app, retired ones included; never the secrets themselves.

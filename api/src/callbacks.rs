@@ -150,7 +150,10 @@ pub(crate) async fn list(
 ) -> Result<Json<Paged<DeliveryView>>, Problem> {
     let words: Vec<_> = STATUSES.iter().map(|(word, _)| *word).collect();
     let status = query.parsed("status", &format!("one of {}", words.join(", ")), |text| {
-        STATUSES.iter().find(|(word, _)| *word == text).map(|(_, status)| *status)
+        STATUSES
+            .iter()
+            .find(|(word, _)| *word == text)
+            .map(|(_, status)| *status)
     });
     let (job, execution) = (query.id("jobId"), query.id("executionId"));
     let page = PageRequest::<DeliveryId>::take(&mut query, LIST);

@@ -98,7 +98,10 @@ pub(crate) async fn stream(
     query: QueryText,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
     query.close()?;
-    let after = match headers.get("last-event-id").and_then(|id| id.to_str().ok()?.parse().ok()) {
+    let after = match headers
+        .get("last-event-id")
+        .and_then(|id| id.to_str().ok()?.parse().ok())
+    {
         Some(seq) => seq,
         None => listing::newest_transition(&mut *state.store().reader().await?).await?,
     };

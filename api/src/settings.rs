@@ -45,7 +45,10 @@ pub(crate) struct Balancer {
 
 /// Weights of the load score.
 #[derive(ToSchema)]
-#[allow(dead_code, reason = "the shape of `BalancerWeights`, which lives where there is no OpenAPI")]
+#[allow(
+    dead_code,
+    reason = "the shape of `BalancerWeights`, which lives where there is no OpenAPI"
+)]
 #[schema(as = BalancerWeights)]
 struct Weights {
     /// Points of one active execution.
@@ -117,7 +120,8 @@ pub(crate) async fn put(
     let raw = body.required()?;
     let before = current(&state).await?;
     let mut findings = Findings::default();
-    let wanted = Object::of_body(raw, &mut findings).map(|mut object| read(&mut object, before, &mut findings).closed(object, &mut findings));
+    let wanted = Object::of_body(raw, &mut findings)
+        .map(|mut object| read(&mut object, before, &mut findings).closed(object, &mut findings));
     let wanted = findings.into_result(wanted)?;
     let by = caller.did("settings.put", &"settings", state.store().now());
     let text = serde_json::to_string(&wanted.balancer).map_err(|_| Problem::internal())?;
@@ -145,10 +149,15 @@ impl Settings {
 }
 
 fn read(object: &mut Object<'_>, before: Settings, findings: &mut Findings) -> Settings {
-    let maintenance = object.take("maintenance").and_then(|value| value.boolean(findings));
+    let maintenance = object
+        .take("maintenance")
+        .and_then(|value| value.boolean(findings));
     let mut wanted = before;
     wanted.maintenance = maintenance.unwrap_or(before.maintenance);
-    let Some(mut balancer) = object.take("balancer").and_then(|value| Object::open(&value, findings)) else {
+    let Some(mut balancer) = object
+        .take("balancer")
+        .and_then(|value| Object::open(&value, findings))
+    else {
         return wanted;
     };
     if let Some(strategy) = balancer
@@ -157,7 +166,10 @@ fn read(object: &mut Object<'_>, before: Settings, findings: &mut Findings) -> S
     {
         wanted.balancer.strategy = strategy;
     }
-    if let Some(mut weights) = balancer.take("weights").and_then(|value| Object::open(&value, findings)) {
+    if let Some(mut weights) = balancer
+        .take("weights")
+        .and_then(|value| Object::open(&value, findings))
+    {
         let mut weight = |name, old| {
             let given = weights.take(name).and_then(|value| value.weight(findings));
             given.unwrap_or(old)

@@ -149,7 +149,11 @@ pub(crate) async fn get(
     mut query: QueryText,
 ) -> Result<Json<Stats>, Problem> {
     let window = query
-        .parsed("window", "a time of 1s to 7d, such as 90s, 15m, 1h or 2d", parse_window)
+        .parsed(
+            "window",
+            "a time of 1s to 7d, such as 90s, 15m, 1h or 2d",
+            parse_window,
+        )
         .unwrap_or(DEFAULT_WINDOW);
     query.close()?;
     let since = state.store().now() - window;
@@ -163,16 +167,34 @@ pub(crate) async fn get(
     let all_timings: Vec<_> = timings.iter().collect();
     Ok(Json(Stats {
         window_ms: window.as_millis(),
-        jobs: jobs.into_iter().map(|(status, amount)| (status.name(), amount)).collect(),
+        jobs: jobs
+            .into_iter()
+            .map(|(status, amount)| (status.name(), amount))
+            .collect(),
         open: by_name(&open),
         total: Group::of(&all_outcomes, &all_timings, window),
-        handlers: Group::each(&outcomes, &timings, window, |o| Some(&o.handler), |t| Some(&t.handler)),
-        workers: Group::each(&outcomes, &timings, window, |o| o.worker.as_ref(), |t| t.worker.as_ref()),
+        handlers: Group::each(
+            &outcomes,
+            &timings,
+            window,
+            |o| Some(&o.handler),
+            |t| Some(&t.handler),
+        ),
+        workers: Group::each(
+            &outcomes,
+            &timings,
+            window,
+            |o| o.worker.as_ref(),
+            |t| t.worker.as_ref(),
+        ),
     }))
 }
 
 fn by_name(counts: &[(ExecutionStatus, i64)]) -> BTreeMap<&'static str, i64> {
-    counts.iter().map(|(status, amount)| (status.name(), *amount)).collect()
+    counts
+        .iter()
+        .map(|(status, amount)| (status.name(), *amount))
+        .collect()
 }
 
 fn parse_window(text: &str) -> Option<Duration> {
@@ -209,7 +231,17 @@ mod tests {
     fn a_window_is_a_number_with_a_unit_within_its_bounds() {
         assert_eq!(parse_window("90s"), Some(Duration::from_secs(90)));
         assert_eq!(parse_window("7d"), Some(LONGEST_WINDOW));
-        for bad in ["", "0s", "8d", "1", "h", "-1h", "1w", "99999999999999999999d", "1é"] {
+        for bad in [
+            "",
+            "0s",
+            "8d",
+            "1",
+            "h",
+            "-1h",
+            "1w",
+            "99999999999999999999d",
+            "1é",
+        ] {
             assert_eq!(parse_window(bad), None, "{bad}");
         }
     }

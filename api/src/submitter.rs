@@ -89,7 +89,11 @@ impl Submitter {
     ///
     /// # Errors
     /// [`SubmitError`]; after [`SubmitError::Store`] some of the jobs may be stored.
-    pub(crate) async fn submit(&self, jobs: Vec<JobRow>, arrival: Arrival) -> Result<Vec<Admission>, SubmitError> {
+    pub(crate) async fn submit(
+        &self,
+        jobs: Vec<JobRow>,
+        arrival: Arrival,
+    ) -> Result<Vec<Admission>, SubmitError> {
         let (reply, answer) = oneshot::channel();
         let handed_in = self.queue.try_send(Ticket { jobs, reply });
         drop(arrival);

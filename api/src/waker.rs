@@ -95,14 +95,21 @@ impl Nudging {
     }
 
     async fn publish(&self, tickets: &mut Vec<CallbackTicket>) {
-        let mut publications: Vec<Publication> = tickets.drain(..).map(|ticket| self.ticket(ticket)).collect();
+        let mut publications: Vec<Publication> =
+            tickets.drain(..).map(|ticket| self.ticket(ticket)).collect();
         publications.extend(self.due_wake());
         if publications.is_empty() {
             return;
         }
         let outcomes = self.broker.publish(publications).await;
-        if outcomes.iter().any(|outcome| *outcome != PublishOutcome::Confirmed) {
-            debug!(?outcomes, "a nudge did not get through; the others look by themselves");
+        if outcomes
+            .iter()
+            .any(|outcome| *outcome != PublishOutcome::Confirmed)
+        {
+            debug!(
+                ?outcomes,
+                "a nudge did not get through; the others look by themselves"
+            );
         }
     }
 

@@ -254,10 +254,12 @@ pub(crate) async fn handlers(
         .filter(|row| row.status == WorkerStatus::Online)
         .flat_map(|row| row.handlers)
     {
-        let entry = offered.entry(handler.name.clone()).or_insert_with(|| OfferedHandler {
-            name: handler.name,
-            ..OfferedHandler::default()
-        });
+        let entry = offered
+            .entry(handler.name.clone())
+            .or_insert_with(|| OfferedHandler {
+                name: handler.name,
+                ..OfferedHandler::default()
+            });
         entry.workers += 1;
         entry.slots += handler.slots;
         entry.busy += handler.busy;

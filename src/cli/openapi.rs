@@ -4,8 +4,7 @@ use crate::{exit::Failure, out};
 use anyhow::Context;
 
 pub(super) fn run() -> Result<(), Failure> {
-    let document = isocost_api::openapi()
-        .to_pretty_json()
-        .context("writing the OpenAPI document")?;
+    let document =
+        serde_json::to_string_pretty(&isocost_api::openapi()).context("writing the OpenAPI document")?;
     out::line(document)
 }

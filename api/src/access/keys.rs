@@ -29,7 +29,11 @@ impl KeyCache {
     ///
     /// # Errors
     /// [`StoreError`] when it has to be looked up and the database does not answer.
-    pub(crate) async fn find(&self, store: &Store, text: &str) -> Result<Option<Arc<(ApiKey, App)>>, StoreError> {
+    pub(crate) async fn find(
+        &self,
+        store: &Store,
+        text: &str,
+    ) -> Result<Option<Arc<(ApiKey, App)>>, StoreError> {
         let hash = apps::key_hash(text);
         let now = Instant::now();
         if let Some(entry) = self.entries.lock().get(&hash)

@@ -125,7 +125,11 @@ impl<S: Needed> FromRequestParts<ApiState> for Authorized<S> {
 }
 
 /// Lets a request through only with a valid key, within the limits of its app.
-pub(crate) async fn authenticate(State(state): State<ApiState>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn authenticate(
+    State(state): State<ApiState>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     match admit(&state, request.headers()).await {
         Ok(caller) => {
             let limit = caller.app_row().rate_limit_per_second;

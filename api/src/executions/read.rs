@@ -52,7 +52,9 @@ pub(crate) async fn get(
     let row = find(&state, caller.app(), &id).await?;
     let mut connection = state.store().reader().await?;
     let log = job_log::of_execution(&mut connection, row.id).await?;
-    let submitted_at = jobs::get(&mut connection, row.job).await?.map(|job| job.created_at);
+    let submitted_at = jobs::get(&mut connection, row.job)
+        .await?
+        .map(|job| job.created_at);
     let filter = DeliveryFilter {
         app: Some(caller.app()),
         status: None,
@@ -131,7 +133,11 @@ async fn page(
         app,
         job,
         statuses: query
-            .parsed("status", &format!("one of {}", status_words().join(", ")), with_word)
+            .parsed(
+                "status",
+                &format!("one of {}", status_words().join(", ")),
+                with_word,
+            )
             .unwrap_or_default(),
         handler: query.text("handler"),
         worker: query.parsed("workerId", "a worker id", |text| WorkerId::parse(text).ok()),

@@ -38,7 +38,11 @@ pub(crate) async fn cancel(
     let execution = execution_id(&id)?;
     let by = caller.did("execution.cancel", &execution, state.store().now());
     let cancelled = steering::cancel_execution(state.store(), execution, &by).await?;
-    let status = if cancelled.stopping { StatusCode::ACCEPTED } else { StatusCode::OK };
+    let status = if cancelled.stopping {
+        StatusCode::ACCEPTED
+    } else {
+        StatusCode::OK
+    };
     follow_up(&state, cancelled, by.at);
     let row = executions::get(&mut *state.store().reader().await?, execution).await?;
     let row = row.ok_or_else(|| Problem::not_found("execution"))?;

@@ -213,11 +213,14 @@ impl ExecutionView {
 
 fn waiting_reason(row: &ExecutionRow) -> Option<String> {
     match row.status {
-        ExecutionStatus::Scheduled if row.attempt > 0 => {
-            Some(format!("backs off until {} before its next attempt", row.not_before))
-        }
+        ExecutionStatus::Scheduled if row.attempt > 0 => Some(format!(
+            "backs off until {} before its next attempt",
+            row.not_before
+        )),
         ExecutionStatus::Scheduled => Some(format!("is due at {}", row.not_before)),
-        ExecutionStatus::Blocked => Some("waits for an earlier execution under the same concurrency rule".into()),
+        ExecutionStatus::Blocked => {
+            Some("waits for an earlier execution under the same concurrency rule".into())
+        }
         ExecutionStatus::Pending => Some("waits for a worker that offers the handler and has room".into()),
         _ => None,
     }
@@ -248,7 +251,10 @@ pub(super) fn steps(
         worker_id: entry.worker.as_ref().map(ToString::to_string),
         message: entry.message.clone(),
     }));
-    for delivery in deliveries.iter().filter(|delivery| delivery.status == DeliveryStatus::Delivered) {
+    for delivery in deliveries
+        .iter()
+        .filter(|delivery| delivery.status == DeliveryStatus::Delivered)
+    {
         steps.extend(delivery.finished_at.map(|at| bare("CALLBACK_DELIVERED", at)));
     }
     let mut latest = EpochMillis(i64::MIN);

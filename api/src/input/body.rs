@@ -123,7 +123,11 @@ async fn collect(body: Body, most: usize) -> Result<Vec<u8>, Problem> {
             break;
         }
     }
-    if read > most { Err(too_large(most)) } else { Ok(bytes) }
+    if read > most {
+        Err(too_large(most))
+    } else {
+        Ok(bytes)
+    }
 }
 
 fn too_large(most: usize) -> Problem {

@@ -38,7 +38,12 @@ impl<T: FromStr + Display> PageRequest<T> {
     }
 
     /// Cuts the surplus row off; the token of the next page, if there is one.
-    pub(crate) fn next_token<R>(&self, list: &str, rows: &mut Vec<R>, id: impl Fn(&R) -> T) -> Option<String> {
+    pub(crate) fn next_token<R>(
+        &self,
+        list: &str,
+        rows: &mut Vec<R>,
+        id: impl Fn(&R) -> T,
+    ) -> Option<String> {
         let size = usize::try_from(self.size).unwrap_or(usize::MAX);
         if rows.len() <= size {
             return None;

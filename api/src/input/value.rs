@@ -148,7 +148,11 @@ impl<'a> Value<'a> {
     }
 
     /// One of a few words.
-    pub(crate) fn choice<T: Copy>(&self, choices: &[(&'static str, T)], findings: &mut Findings) -> Option<T> {
+    pub(crate) fn choice<T: Copy>(
+        &self,
+        choices: &[(&'static str, T)],
+        findings: &mut Findings,
+    ) -> Option<T> {
         let text = self.string(findings)?;
         let chosen = choices.iter().find(|(word, _)| *word == text);
         if chosen.is_none() {

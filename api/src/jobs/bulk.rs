@@ -185,7 +185,10 @@ fn read(body: &JsonBody, caller: &Caller) -> Result<Request, Problem> {
 fn read_before(value: &Value<'_>, findings: &mut Findings) -> Option<JobId> {
     let before = read_token(LIST, &value.string(findings)?);
     if before.is_none() {
-        findings.push(value.error("page-token.invalid", "must be the nextPageToken of the call before, unchanged"));
+        findings.push(value.error(
+            "page-token.invalid",
+            "must be the nextPageToken of the call before, unchanged",
+        ));
     }
     before
 }
@@ -202,7 +205,10 @@ fn read_filter(value: &Value<'_>, caller: &Caller, findings: &mut Findings) -> O
     let label = text("label", findings);
     object.close(findings);
     if status.is_none() && handler.is_none() && name.is_none() && label.is_none() {
-        findings.push(value.error("filter.empty", "must have a condition, so that not all jobs are meant by accident"));
+        findings.push(value.error(
+            "filter.empty",
+            "must have a condition, so that not all jobs are meant by accident",
+        ));
     }
     let status = status.and_then(|(word, value)| {
         let status = JobStatus::from_name(&word);
@@ -213,7 +219,9 @@ fn read_filter(value: &Value<'_>, caller: &Caller, findings: &mut Findings) -> O
         status
     });
     let label = label.and_then(|(text, value)| {
-        let pair = text.split_once(':').map(|(key, label)| (key.to_owned(), label.to_owned()));
+        let pair = text
+            .split_once(':')
+            .map(|(key, label)| (key.to_owned(), label.to_owned()));
         if pair.is_none() {
             findings.push(value.error("label.invalid", "must be key:value"));
         }

@@ -203,7 +203,10 @@ fn read_run(body: &JsonBody, max_params_bytes: usize) -> Result<RunRequest, Prob
 fn read_run_key(value: &Value<'_>, findings: &mut Findings) -> Option<String> {
     let key = read_key(value, findings)?;
     if key.len() > MAX_RUN_KEY_BYTES {
-        findings.push(value.error("text.length", &format!("must have at most {MAX_RUN_KEY_BYTES} bytes here")));
+        findings.push(value.error(
+            "text.length",
+            &format!("must have at most {MAX_RUN_KEY_BYTES} bytes here"),
+        ));
         return None;
     }
     Some(key)
@@ -242,7 +245,10 @@ pub(crate) async fn patch(
             return Err(Problem::new(
                 Kind::PreconditionFailed,
                 "job.changed",
-                format!("the job is at version {} now; read it again and repeat the change", job.definition_version),
+                format!(
+                    "the job is at version {} now; read it again and repeat the change",
+                    job.definition_version
+                ),
             ));
         }
         let revised = revise(&state, &job, patch)?;
@@ -282,7 +288,10 @@ fn expected_version(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
 
 fn revise(state: &ApiState, job: &JobRow, patch: &RawValue) -> Result<JobRow, Problem> {
     if job.status.is_terminal() {
-        let detail = format!("a job that is {} cannot be changed; submit a new one", job.status.name());
+        let detail = format!(
+            "a job that is {} cannot be changed; submit a new one",
+            job.status.name()
+        );
         return Err(Problem::conflict("job.wrong-status", detail));
     }
     refuse_fixed_fields(patch)?;

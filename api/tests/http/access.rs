@@ -18,7 +18,7 @@ const PUBLIC: [&str; 4] = ["/healthz", "/readyz", "/metrics", "/problems/{name}"
 
 /// Method, path and needed scope of every route.
 fn routes() -> Result<Vec<(Method, String, Option<String>)>> {
-    let document = serde_json::to_value(isocost_api::openapi())?;
+    let document = isocost_api::openapi();
     let mut routes = Vec::new();
     for (path, item) in document["paths"].as_object().context("paths")? {
         for (method, operation) in item.as_object().context("operations")? {
@@ -55,12 +55,19 @@ async fn ap01_no_route_works_without_a_key_but_the_public_ones(store: &TestStore
         let wrong = Answer::of(api.with_key(method.clone(), &path_called, "isk_wrong")).await?;
         for answer in [without, wrong] {
             assert_eq!(answer.status, 401, "{method} {path}: {}", answer.text);
-            ensure!(answer.header("www-authenticate").starts_with("Bearer"), "{method} {path}");
+            ensure!(
+                answer.header("www-authenticate").starts_with("Bearer"),
+                "{method} {path}"
+            );
             assert_eq!(answer.header("content-type"), "application/problem+json");
         }
     }
     for open in ["/openapi.json", "/openapi-3.0.json", "/docs/"] {
-        assert_eq!(Answer::of(api.without_key(Method::GET, open)).await?.status, 200, "{open}");
+        assert_eq!(
+            Answer::of(api.without_key(Method::GET, open)).await?.status,
+            200,
+            "{open}"
+        );
     }
     api.stop().await
 }
@@ -71,13 +78,25 @@ async fn ap01_a_key_without_the_scope_is_refused_by_every_route(store: &TestStor
     let reader = new_key(store, api.app, &[Scope::Read]).await?;
     for (method, path, scope) in routes()? {
         let Some(scope) = scope else { continue };
-        let (key, allowed) = if scope == "submit" { (&reader, &submitter) } else { (&submitter, &reader) };
+        let (key, allowed) = if scope == "submit" {
+            (&reader, &submitter)
+        } else {
+            (&submitter, &reader)
+        };
         let refused = Answer::of(api.with_key(method.clone(), &filled(&path), key)).await?;
         assert_eq!(refused.status, 403, "{method} {path}: {}", refused.text);
-        ensure!(refused.text.contains(&format!("`{scope}`")), "{method} {path}: {}", refused.text);
+        ensure!(
+            refused.text.contains(&format!("`{scope}`")),
+            "{method} {path}: {}",
+            refused.text
+        );
         if matches!(scope.as_str(), "submit" | "read") && path != "/openapi/events" {
             let let_through = Answer::of(api.with_key(method.clone(), &filled(&path), allowed)).await?;
-            ensure!(!matches!(let_through.status.as_u16(), 401 | 403), "{method} {path}: {}", let_through.text);
+            ensure!(
+                !matches!(let_through.status.as_u16(), 401 | 403),
+                "{method} {path}: {}",
+                let_through.text
+            );
         }
     }
     api.stop().await
@@ -85,10 +104,20 @@ async fn ap01_a_key_without_the_scope_is_refused_by_every_route(store: &TestStor
 
 async fn ap01_objects_of_another_app_do_not_exist(store: &TestStore) -> Result<()> {
     let api = Served::on(store).await?;
-    let job = api.post("/openapi/jobs", &json!({"jobName": "mine", "jobHandler": "noop", "trigger": {"type": "manual"}})).await?;
+    let job = api
+        .post(
+            "/openapi/jobs",
+            &json!({"jobName": "mine", "jobHandler": "noop", "trigger": {"type": "manual"}}),
+        )
+        .await?;
     let job = job.json()["jobId"].as_str().context("a job")?.to_owned();
-    let run = api.post(&format!("/openapi/jobs/{job}/trigger"), &json!({})).await?;
-    let execution = run.json()["executionId"].as_str().context("an execution")?.to_owned();
+    let run = api
+        .post(&format!("/openapi/jobs/{job}/trigger"), &json!({}))
+        .await?;
+    let execution = run.json()["executionId"]
+        .as_str()
+        .context("an execution")?
+        .to_owned();
     let other = new_app(store, "other").await?;
     let stranger = new_key(store, other, &Scope::ALL).await?;
     for (method, path, _) in routes()? {
@@ -100,7 +129,10 @@ async fn ap01_objects_of_another_app_do_not_exist(store: &TestStore) -> Result<(
         };
         let request = api.with_key(method.clone(), &path.replace("{id}", id), &stranger);
         let request = if method == Method::PATCH {
-            request.header("if-match", "*").header("content-type", "application/json").body("{}")
+            request
+                .header("if-match", "*")
+                .header("content-type", "application/json")
+                .body("{}")
         } else {
             request
         };
@@ -112,36 +144,61 @@ async fn ap01_objects_of_another_app_do_not_exist(store: &TestStore) -> Result<(
         assert_eq!(answer.json()["items"], json!([]), "{list}");
     }
     let untouched = api.get(&format!("/openapi/jobs/{job}")).await?.json();
-    assert_eq!((&untouched["status"], &untouched["version"]), (&json!("WAITING"), &json!(1)));
+    assert_eq!(
+        (&untouched["status"], &untouched["version"]),
+        (&json!("WAITING"), &json!(1))
+    );
     api.stop().await
 }
 
 async fn a_revoked_key_stops_working_here_at_once(store: &TestStore) -> Result<()> {
     let api = Served::on(store).await?;
     let keys = format!("/openapi/apps/{}/keys", api.app);
-    let made = api.post(&keys, &json!({"name": "short-lived", "scopes": ["read"]})).await?;
+    let made = api
+        .post(&keys, &json!({"name": "short-lived", "scopes": ["read"]}))
+        .await?;
     assert_eq!(made.status, 201, "{}", made.text);
     let made = made.json();
     let text = made["key"].as_str().context("the key's text")?;
-    assert_eq!(Answer::of(api.with_key(Method::GET, "/openapi/jobs", text)).await?.status, 200);
+    assert_eq!(
+        Answer::of(api.with_key(Method::GET, "/openapi/jobs", text))
+            .await?
+            .status,
+        200
+    );
     let listed = api.get(&keys).await?;
     ensure!(!listed.text.contains(text), "the list shows the key's text");
-    let revoked = Answer::of(api.request(Method::DELETE, &format!("{keys}/{}", made["keyId"].as_str().unwrap_or_default()))).await?;
+    let revoked = Answer::of(api.request(
+        Method::DELETE,
+        &format!("{keys}/{}", made["keyId"].as_str().unwrap_or_default()),
+    ))
+    .await?;
     assert_eq!(revoked.status, 204, "{}", revoked.text);
-    assert_eq!(Answer::of(api.with_key(Method::GET, "/openapi/jobs", text)).await?.status, 401);
+    assert_eq!(
+        Answer::of(api.with_key(Method::GET, "/openapi/jobs", text))
+            .await?
+            .status,
+        401
+    );
     api.stop().await
 }
 
 async fn an_app_over_its_rate_is_told_when_to_come_back(store: &TestStore) -> Result<()> {
     let api = Served::on(store).await?;
-    let made = api.post("/openapi/apps", &json!({"name": "slow", "rateLimitPerSecond": 2})).await?;
+    let made = api
+        .post("/openapi/apps", &json!({"name": "slow", "rateLimitPerSecond": 2}))
+        .await?;
     assert_eq!(made.status, 201, "{}", made.text);
     let app: Value = made.json()["appId"].clone();
     let key = new_key(store, app.as_str().context("an app")?.parse()?, &[Scope::Read]).await?;
     let mut limited = None;
     for _ in 0..20 {
         let answer = Answer::of(api.with_key(Method::GET, "/openapi/jobs", &key)).await?;
-        ensure!(answer.header("ratelimit-policy").contains("q=2"), "{:?}", answer.headers);
+        ensure!(
+            answer.header("ratelimit-policy").contains("q=2"),
+            "{:?}",
+            answer.headers
+        );
         if answer.status == 429 {
             limited = Some(answer);
             break;
@@ -150,6 +207,10 @@ async fn an_app_over_its_rate_is_told_when_to_come_back(store: &TestStore) -> Re
     let limited = limited.context("twenty calls went through at two a second")?;
     assert_eq!(limited.header("retry-after"), "1");
     assert_eq!(limited.json()["code"], "rate.exceeded");
-    assert_eq!(api.get("/openapi/jobs").await?.status, 200, "another app is not limited");
+    assert_eq!(
+        api.get("/openapi/jobs").await?.status,
+        200,
+        "another app is not limited"
+    );
     api.stop().await
 }

@@ -17,7 +17,9 @@ async fn wrong_requests_get_the_status_that_names_the_fault(store: &TestStore) -
     let api = Served::on(store).await?;
     let typed = |kind: &str, body: &str| {
         let request = api.request(Method::POST, "/openapi/jobs");
-        request.header("content-type", kind.to_owned()).body(body.to_owned())
+        request
+            .header("content-type", kind.to_owned())
+            .body(body.to_owned())
     };
     let put = api.request(Method::PUT, "/openapi/jobs");
     let bodies = [
@@ -27,19 +29,44 @@ async fn wrong_requests_get_the_status_that_names_the_fault(store: &TestStore) -
         (typed("application/json", "\u{feff}{}"), 400, "json.malformed"),
         (typed("text/plain", "{}"), 415, "body.not-json"),
         (put, 405, "request.method-not-allowed"),
-        (api.request(Method::GET, "/openapi/nothing"), 404, "request.no-such-address"),
-        (api.request(Method::GET, "/openapi/jobs/not-an-id"), 404, "request.not-found"),
-        (api.request(Method::GET, "/openapi/jobs?colour=red"), 400, "parameter.unknown"),
-        (api.request(Method::GET, "/openapi/jobs?pageSize=1&pageSize=2"), 400, "parameter.repeated"),
+        (
+            api.request(Method::GET, "/openapi/nothing"),
+            404,
+            "request.no-such-address",
+        ),
+        (
+            api.request(Method::GET, "/openapi/jobs/not-an-id"),
+            404,
+            "request.not-found",
+        ),
+        (
+            api.request(Method::GET, "/openapi/jobs?colour=red"),
+            400,
+            "parameter.unknown",
+        ),
+        (
+            api.request(Method::GET, "/openapi/jobs?pageSize=1&pageSize=2"),
+            400,
+            "parameter.repeated",
+        ),
     ];
     for (request, status, code) in bodies {
         let answer = Answer::of(request).await?;
         let problem = answer.json();
-        assert_eq!((answer.status.as_u16(), &problem["code"]), (status, &json!(code)), "{}", answer.text);
+        assert_eq!(
+            (answer.status.as_u16(), &problem["code"]),
+            (status, &json!(code)),
+            "{}",
+            answer.text
+        );
         assert_eq!(answer.header("content-type"), "application/problem+json");
         assert_eq!(problem["status"], status);
         for member in ["type", "title", "detail", "instance", "requestId"] {
-            ensure!(problem[member].is_string(), "{code} lacks {member}: {}", answer.text);
+            ensure!(
+                problem[member].is_string(),
+                "{code} lacks {member}: {}",
+                answer.text
+            );
         }
         if status == 405 {
             let mut allowed: Vec<_> = answer.header("allow").split(',').map(str::trim).collect();
@@ -57,9 +84,13 @@ async fn a_body_over_the_limit_is_refused_with_the_limit(store: &TestStore) -> R
         config.api.max_params_bytes = 4_096;
     })
     .await?;
-    let with_params = |bytes: usize| json!({"jobName": "j", "jobHandler": "h", "params": "x".repeat(bytes - 2)});
+    let with_params =
+        |bytes: usize| json!({"jobName": "j", "jobHandler": "h", "params": "x".repeat(bytes - 2)});
     let answer = api.post("/openapi/jobs", &with_params(9_000)).await?;
-    assert_eq!((answer.status.as_u16(), &answer.json()["code"]), (413, &json!("body.too-large")));
+    assert_eq!(
+        (answer.status.as_u16(), &answer.json()["code"]),
+        (413, &json!("body.too-large"))
+    );
     ensure!(answer.text.contains("8192"), "{}", answer.text);
     // Announced by no length, found while reading.
     let chunks = futures_util::stream::iter((0..20).map(|_| Ok::<_, std::io::Error>(vec![b' '; 1_024])));
@@ -69,7 +100,10 @@ async fn a_body_over_the_limit_is_refused_with_the_limit(store: &TestStore) -> R
         .body(reqwest::Body::wrap_stream(chunks));
     assert_eq!(Answer::of(streamed).await?.status, 413);
     let answer = api.post("/openapi/jobs", &with_params(4_097)).await?;
-    assert_eq!((answer.status.as_u16(), &answer.json()["code"]), (400, &json!("params.too-large")));
+    assert_eq!(
+        (answer.status.as_u16(), &answer.json()["code"]),
+        (400, &json!("params.too-large"))
+    );
     let answer = api.post("/openapi/jobs", &with_params(4_096)).await?;
     assert_eq!(answer.status, 202, "{}", answer.text);
     api.stop().await
@@ -77,10 +111,17 @@ async fn a_body_over_the_limit_is_refused_with_the_limit(store: &TestStore) -> R
 
 async fn every_answer_has_a_request_id_and_keeps_the_clients(store: &TestStore) -> Result<()> {
     let api = Served::on(store).await?;
-    let given = api.request(Method::GET, "/openapi/nothing").header("x-request-id", "mine-1");
+    let given = api
+        .request(Method::GET, "/openapi/nothing")
+        .header("x-request-id", "mine-1");
     let answer = Answer::of(given).await?;
-    assert_eq!((answer.header("x-request-id"), &answer.json()["requestId"]), ("mine-1", &json!("mine-1")));
-    let unusable = api.request(Method::GET, "/healthz").header("x-request-id", "no spaces");
+    assert_eq!(
+        (answer.header("x-request-id"), &answer.json()["requestId"]),
+        ("mine-1", &json!("mine-1"))
+    );
+    let unusable = api
+        .request(Method::GET, "/healthz")
+        .header("x-request-id", "no spaces");
     let answer = Answer::of(unusable).await?;
     ensure!(answer.header("x-request-id").len() == 36, "{:?}", answer.headers);
     api.stop().await
@@ -89,12 +130,27 @@ async fn every_answer_has_a_request_id_and_keeps_the_clients(store: &TestStore) 
 async fn ready_says_so_only_while_the_database_answers(store: &TestStore) -> Result<()> {
     let api = Served::on(store).await?;
     let ready = api.get("/readyz").await?;
-    assert_eq!((ready.status.as_u16(), &ready.json()["database"]), (200, &json!(true)));
+    assert_eq!(
+        (ready.status.as_u16(), &ready.json()["database"]),
+        (200, &json!(true))
+    );
     store.close().await;
     assert_eq!(api.get("/healthz").await?.status, 200);
     let away = api.get("/readyz").await?;
-    assert_eq!((away.status.as_u16(), away.header("retry-after")), (503, "1"), "{}", away.text);
-    let refused = api.post("/openapi/jobs", &json!({"jobName": "j", "jobHandler": "h"})).await?;
-    assert_eq!((refused.status.as_u16(), refused.header("retry-after")), (503, "1"), "{}", refused.text);
+    assert_eq!(
+        (away.status.as_u16(), away.header("retry-after")),
+        (503, "1"),
+        "{}",
+        away.text
+    );
+    let refused = api
+        .post("/openapi/jobs", &json!({"jobName": "j", "jobHandler": "h"}))
+        .await?;
+    assert_eq!(
+        (refused.status.as_u16(), refused.header("retry-after")),
+        (503, "1"),
+        "{}",
+        refused.text
+    );
     api.stop().await
 }

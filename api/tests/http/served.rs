@@ -15,16 +15,15 @@ use isocost_common::{
 };
 use reqwest::{Method, RequestBuilder, StatusCode, header::HeaderMap};
 use serde_json::Value;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 /// A running API with a client that may do everything.
-pub struct Served {
-    pub store: Store,
-    pub broker: Arc<MemoryBroker>,
-    pub base: String,
-    pub app: isocost_common::id::AppId,
+pub(crate) struct Served {
+    pub(crate) store: Store,
+    pub(crate) base: String,
+    pub(crate) app: isocost_common::id::AppId,
     http: reqwest::Client,
     key: String,
     shutdown: CancellationToken,
@@ -33,14 +32,14 @@ pub struct Served {
 
 /// What came back.
 #[derive(Debug)]
-pub struct Answer {
-    pub status: StatusCode,
-    pub headers: HeaderMap,
-    pub text: String,
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) text: String,
 }
 
 impl Answer {
-    pub async fn of(request: RequestBuilder) -> Result<Self> {
+    pub(crate) async fn of(request: RequestBuilder) -> Result<Self> {
         let response = request.send().await?;
         Ok(Self {
             status: response.status(),
@@ -50,12 +49,12 @@ impl Answer {
     }
 
     /// The body as JSON; `null` when it is none.
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.text).unwrap_or(Value::Null)
     }
 
     /// A header as text; empty when it is absent.
-    pub fn header(&self, name: &str) -> &str {
+    pub(crate) fn header(&self, name: &str) -> &str {
         self.headers
             .get(name)
             .and_then(|value| value.to_str().ok())
@@ -79,12 +78,12 @@ fn metrics() -> metrics_exporter_prometheus::PrometheusHandle {
 
 impl Served {
     /// Starts an API on a free port.
-    pub async fn on(store: &Store) -> Result<Self> {
+    pub(crate) async fn on(store: &Store) -> Result<Self> {
         Self::configured(store, |_| {}).await
     }
 
     /// Starts an API whose configuration was changed by `change`.
-    pub async fn configured(store: &Store, change: impl FnOnce(&mut Config)) -> Result<Self> {
+    pub(crate) async fn configured(store: &Store, change: impl FnOnce(&mut Config)) -> Result<Self> {
         let metrics = metrics();
         let first = apps::ensure_first_app(store).await?;
         let key = match first.admin_key {
@@ -95,17 +94,15 @@ impl Served {
         let base = format!("http://{}", listener.local_addr()?);
         let mut config = Config::default();
         change(&mut config);
-        let broker = MemoryBroker::new();
         let ports = Ports {
             store: store.clone(),
-            broker: broker.connect(),
+            broker: MemoryBroker::new(),
             coordination: MemoryCoordination::new(),
         };
         let shutdown = CancellationToken::new();
         let running = tokio::spawn(run_on(listener, config, ports, metrics, shutdown.clone()));
         Ok(Self {
             store: store.clone(),
-            broker,
             base,
             app: first.app,
             http: reqwest::Client::builder().build()?,
@@ -116,37 +113,37 @@ impl Served {
     }
 
     /// Ends it in good order.
-    pub async fn stop(self) -> Result<()> {
+    pub(crate) async fn stop(self) -> Result<()> {
         self.shutdown.cancel();
         drop(self.http);
         Ok(self.running.await.context("the API panicked")??)
     }
 
     /// A request with the admin key.
-    pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
+    pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.with_key(method, path, &self.key)
     }
 
     /// A request with some other key.
-    pub fn with_key(&self, method: Method, path: &str, key: &str) -> RequestBuilder {
+    pub(crate) fn with_key(&self, method: Method, path: &str, key: &str) -> RequestBuilder {
         self.without_key(method, path).bearer_auth(key)
     }
 
     /// A request without a key.
-    pub fn without_key(&self, method: Method, path: &str) -> RequestBuilder {
+    pub(crate) fn without_key(&self, method: Method, path: &str) -> RequestBuilder {
         self.http.request(method, format!("{}{path}", self.base))
     }
 
-    pub async fn get(&self, path: &str) -> Result<Answer> {
+    pub(crate) async fn get(&self, path: &str) -> Result<Answer> {
         Answer::of(self.request(Method::GET, path)).await
     }
 
-    pub async fn post(&self, path: &str, body: &Value) -> Result<Answer> {
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Result<Answer> {
         self.post_text(path, &body.to_string()).await
     }
 
     /// A body exactly as written here.
-    pub async fn post_text(&self, path: &str, body: &str) -> Result<Answer> {
+    pub(crate) async fn post_text(&self, path: &str, body: &str) -> Result<Answer> {
         let request = self.request(Method::POST, path);
         Answer::of(
             request
@@ -157,7 +154,7 @@ impl Served {
     }
 
     /// How many jobs are stored.
-    pub async fn job_count(&self) -> Result<i64> {
+    pub(crate) async fn job_count(&self) -> Result<i64> {
         let mut connection = self.store.reader().await?;
         Ok(sqlx::query_scalar("select count(*) from job_info")
             .fetch_one(&mut *connection)
@@ -166,7 +163,11 @@ impl Served {
 }
 
 /// A key of an app.
-pub async fn new_key(store: &Store, app: isocost_common::id::AppId, scopes: &[Scope]) -> Result<String> {
+pub(crate) async fn new_key(
+    store: &Store,
+    app: isocost_common::id::AppId,
+    scopes: &[Scope],
+) -> Result<String> {
     let mut tx = store.begin().await?;
     let new = NewKey {
         app,
@@ -180,7 +181,7 @@ pub async fn new_key(store: &Store, app: isocost_common::id::AppId, scopes: &[Sc
 }
 
 /// Another tenant.
-pub async fn new_app(store: &Store, name: &str) -> Result<isocost_common::id::AppId> {
+pub(crate) async fn new_app(store: &Store, name: &str) -> Result<isocost_common::id::AppId> {
     let app = App {
         id: isocost_common::id::AppId::generate(),
         name: name.into(),

@@ -7,11 +7,15 @@ use crate::{execution::ExecutionStatus, id::AppId, job::JobStatus, time::EpochMi
 ///
 /// # Errors
 /// [`StoreError`] of the database.
-pub async fn jobs_by_status(connection: &mut Connection, app: AppId) -> Result<Vec<(JobStatus, i64)>, StoreError> {
-    let rows = sqlx::query("select status, count(*) as amount from job_info where app_id = ? group by status")
-        .bind(app.to_string())
-        .fetch_all(connection)
-        .await?;
+pub async fn jobs_by_status(
+    connection: &mut Connection,
+    app: AppId,
+) -> Result<Vec<(JobStatus, i64)>, StoreError> {
+    let rows =
+        sqlx::query("select status, count(*) as amount from job_info where app_id = ? group by status")
+            .bind(app.to_string())
+            .fetch_all(connection)
+            .await?;
     rows.iter()
         .map(|row| {
             let row = Row(row);
@@ -38,7 +42,10 @@ pub async fn open_by_status(
     rows.iter()
         .map(|row| {
             let row = Row(row);
-            Ok((row.coded("status", ExecutionStatus::from_code)?, row.int("amount")?))
+            Ok((
+                row.coded("status", ExecutionStatus::from_code)?,
+                row.int("amount")?,
+            ))
         })
         .collect()
 }

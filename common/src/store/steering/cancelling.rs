@@ -88,10 +88,11 @@ async fn uncancelled(connection: &mut Connection, job: JobId) -> Result<Vec<Exec
 }
 
 async fn is_stopping(connection: &mut Connection, job: JobId) -> Result<bool, StoreError> {
-    let row = sqlx::query("select count(*) as owned from job_execution where job_id = ? and status in (3, 4)")
-        .bind(job.to_string())
-        .fetch_one(connection)
-        .await?;
+    let row =
+        sqlx::query("select count(*) as owned from job_execution where job_id = ? and status in (3, 4)")
+            .bind(job.to_string())
+            .fetch_one(connection)
+            .await?;
     Ok(Row(&row).int("owned")? > 0)
 }
 
@@ -100,11 +101,18 @@ async fn is_stopping(connection: &mut Connection, job: JobId) -> Result<bool, St
 ///
 /// # Errors
 /// [`SteerError`].
-pub async fn cancel_execution(store: &Store, id: ExecutionId, by: &AuditEntry) -> Result<Cancelled, SteerError> {
+pub async fn cancel_execution(
+    store: &Store,
+    id: ExecutionId,
+    by: &AuditEntry,
+) -> Result<Cancelled, SteerError> {
     rerun(async || {
         let mut tx = store.begin().await?;
         let rows = transitions::lock(&mut tx, &[id]).await?;
-        let row = rows.first().filter(|row| row.app == by.app).ok_or(SteerError::NotFound)?;
+        let row = rows
+            .first()
+            .filter(|row| row.app == by.app)
+            .ok_or(SteerError::NotFound)?;
         if row.status == crate::execution::ExecutionStatus::Cancelled {
             return Ok(Cancelled::default());
         }

@@ -91,7 +91,10 @@ async fn delete_idle(store: &Store, id: JobId, by: &AuditEntry) -> Result<bool, 
             "delete from job_label where job_id = ?",
             "delete from job_info where id = ?",
         ] {
-            sqlx::query(statement).bind(id.to_string()).execute(&mut *tx).await?;
+            sqlx::query(statement)
+                .bind(id.to_string())
+                .execute(&mut *tx)
+                .await?;
         }
         sqlx::query("delete from concurrency_slot where slot_key = ? and holders = 0")
             .bind(slots::job_key(id))

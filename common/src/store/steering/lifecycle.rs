@@ -42,7 +42,11 @@ pub async fn pause_job(store: &Store, id: JobId, by: &AuditEntry) -> Result<(), 
 ///
 /// # Errors
 /// [`SteerError`].
-pub async fn resume_job(store: &Store, id: JobId, by: &AuditEntry) -> Result<Option<EpochMillis>, SteerError> {
+pub async fn resume_job(
+    store: &Store,
+    id: JobId,
+    by: &AuditEntry,
+) -> Result<Option<EpochMillis>, SteerError> {
     rerun(async || {
         let mut tx = store.begin().await?;
         let mut job = lock_job(&mut tx, by.app, id).await?;
@@ -85,7 +89,10 @@ async fn replan(connection: &mut Connection, job: &mut JobRow, now: EpochMillis)
         }
         _ => {}
     }
-    let plans_by_time = matches!(job.trigger, Trigger::Cron { .. } | Trigger::FixedRate { .. } | Trigger::FixedDelay { .. });
+    let plans_by_time = matches!(
+        job.trigger,
+        Trigger::Cron { .. } | Trigger::FixedRate { .. } | Trigger::FixedDelay { .. }
+    );
     if job.status == JobStatus::Waiting && plans_by_time && job.next_trigger_time.is_none() && !open {
         job.status = JobStatus::Completed;
     }

@@ -84,7 +84,11 @@ async fn lock_job(tx: &mut Tx, app: AppId, id: JobId) -> Result<JobRow, SteerErr
         .bind(id.to_string())
         .fetch_optional(&mut **tx)
         .await?;
-    let job = row.as_ref().map(jobs::read_lenient).transpose()?.map(|(job, _)| job);
+    let job = row
+        .as_ref()
+        .map(jobs::read_lenient)
+        .transpose()?
+        .map(|(job, _)| job);
     job.filter(|job| job.app == app).ok_or(SteerError::NotFound)
 }
 

@@ -91,9 +91,8 @@ pub async fn retry_execution(store: &Store, id: ExecutionId, by: &AuditEntry) ->
         }
         let job = jobs::get(&mut connection, ended.job).await?;
         drop(connection);
-        let job = job.ok_or_else(|| {
-            SteerError::not_possible("job.deleted", "the job of the execution was deleted")
-        })?;
+        let job = job
+            .ok_or_else(|| SteerError::not_possible("job.deleted", "the job of the execution was deleted"))?;
         let origin = Origin {
             kind: TriggerKind::Retry,
             key: format!("retry:{id}"),
@@ -131,7 +130,10 @@ async fn make(store: &Store, job: &JobRow, origin: Origin, by: &AuditEntry) -> R
         .map(|(index, shard)| new_execution(&locked, &origin, shard, index < free, by.at))
         .collect();
     if let Some(slot) = slot {
-        let taken = rows.iter().filter(|row| row.status == ExecutionStatus::Pending).count();
+        let taken = rows
+            .iter()
+            .filter(|row| row.status == ExecutionStatus::Pending)
+            .count();
         slot.take(&mut tx, i64::try_from(taken).unwrap_or(0)).await?;
     }
     executions::insert_many(&mut tx, &rows).await?;
@@ -147,11 +149,13 @@ async fn make(store: &Store, job: &JobRow, origin: Origin, by: &AuditEntry) -> R
 }
 
 async fn made_before(connection: &mut Connection, job: JobId, key: &str) -> Result<Option<Run>, StoreError> {
-    let rows = sqlx::query("select id, status from job_execution where job_id = ? and trigger_key = ? order by shard")
-        .bind(job.to_string())
-        .bind(key.to_owned())
-        .fetch_all(connection)
-        .await?;
+    let rows = sqlx::query(
+        "select id, status from job_execution where job_id = ? and trigger_key = ? order by shard",
+    )
+    .bind(job.to_string())
+    .bind(key.to_owned())
+    .fetch_all(connection)
+    .await?;
     if rows.is_empty() {
         return Ok(None);
     }
@@ -178,7 +182,11 @@ struct Slot {
 impl Slot {
     async fn lock(tx: &mut Tx, key: String, job: &JobRow) -> Result<Self, StoreError> {
         // Every shard of a firing holds a slot of the job's own key, so one firing fits.
-        let limit = if job.concurrency_key.is_some() { 1 } else { i64::from(job.shards) };
+        let limit = if job.concurrency_key.is_some() {
+            1
+        } else {
+            i64::from(job.shards)
+        };
         let insert = format!(
             "{} concurrency_slot (slot_key, holders, slot_limit) values (?, 0, ?)",
             tx.dialect().insert_ignore()
@@ -214,8 +222,18 @@ impl Slot {
     }
 }
 
-fn new_execution(job: &JobRow, origin: &Origin, shard: u32, has_slot: bool, now: EpochMillis) -> ExecutionRow {
-    let status = if has_slot { ExecutionStatus::Pending } else { ExecutionStatus::Blocked };
+fn new_execution(
+    job: &JobRow,
+    origin: &Origin,
+    shard: u32,
+    has_slot: bool,
+    now: EpochMillis,
+) -> ExecutionRow {
+    let status = if has_slot {
+        ExecutionStatus::Pending
+    } else {
+        ExecutionStatus::Blocked
+    };
     let deadline = |ms: i64| now + Duration::from_millis(ms.unsigned_abs());
     ExecutionRow {
         id: ExecutionId::generate(),

@@ -11,13 +11,19 @@ use crate::{
 ///
 /// # Errors
 /// [`SteerError::NotFound`] when no incarnation of it is alive.
-pub async fn set_drain(store: &Store, worker: &WorkerId, drain: bool, by: &AuditEntry) -> Result<(), SteerError> {
+pub async fn set_drain(
+    store: &Store,
+    worker: &WorkerId,
+    drain: bool,
+    by: &AuditEntry,
+) -> Result<(), SteerError> {
     rerun(async || {
         let mut tx = store.begin().await?;
-        let alive = sqlx::query("select count(*) as alive from worker_node where worker_id = ? and status in (0, 1)")
-            .bind(worker.as_str().to_owned())
-            .fetch_one(&mut *tx)
-            .await?;
+        let alive =
+            sqlx::query("select count(*) as alive from worker_node where worker_id = ? and status in (0, 1)")
+                .bind(worker.as_str().to_owned())
+                .fetch_one(&mut *tx)
+                .await?;
         if Row(&alive).int("alive")? == 0 {
             return Err(SteerError::NotFound);
         }
