@@ -189,28 +189,19 @@ async fn a_handler_is_told_what_it_runs() {
                     "execution": job.execution_id(), "job": job.job_id(), "name": job.job_name(),
                     "attempt": job.attempt(), "shard": job.shard(), "shards": job.shards(),
                     "scheduled": job.scheduled_time(), "key": job.idempotency_key(),
-                    "params": job.raw_params(),
                 }))
             })
         })
         .await;
     let mut work = execution("describe", &json!(null));
-    work.params = RawJson::parse("123456789012345678901234567890".into()).expect("JSON");
     (work.attempt, work.shard, work.shards) = (4, 2, 3);
     stage.dispatch(vec![work.clone()]).await;
-    let Outcome::Succeeded { result: text } = stage.outcome(work.claim).await else {
-        panic!("not succeeded");
-    };
-    let expected = format!(
-        r#"{{"attempt":4,"execution":"{0}","job":"{1}","key":"{0}","name":"a job","params":123456789012345678901234567890,"scheduled":"{2}","shard":2,"shards":3}}"#,
-        work.claim.execution, work.job, work.scheduled_time
-    );
-    // `json!` goes through a float for such a number, which is why handlers can return the raw text themselves.
-    let digits_kept = expected.replace("123456789012345678901234567890", "1.2345678901234568e+29");
-    assert!(
-        [expected.as_str(), digits_kept.as_str()].contains(&text.as_str()),
-        "{text:?}"
-    );
+    let expected = json!({
+        "execution": work.claim.execution, "job": work.job, "name": "a job",
+        "attempt": 4, "shard": 2, "shards": 3,
+        "scheduled": work.scheduled_time, "key": work.claim.execution.to_string(),
+    });
+    assert_eq!(result(&stage.outcome(work.claim).await), expected);
     worker.stop().await.expect("stopped");
 }
 
