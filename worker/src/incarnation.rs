@@ -102,7 +102,7 @@ impl Incarnation {
             acks: Arc::default(),
             log,
             lease: Lease::new(&runtime.config.leases),
-            start_keys: StartKeys::default(),
+            start_keys: StartKeys::new(runtime.config.leases.not_after()),
             bulkheads: runtime.bulkheads(),
             runs: TaskTracker::new(),
             changed: Notify::new(),
@@ -193,8 +193,11 @@ impl Incarnation {
         self.changed.notify_one();
     }
 
-    /// Takes work again.
+    /// Takes work again, unless the worker stops.
     pub(crate) fn undrain(&self) {
+        if self.runs.is_closed() {
+            return;
+        }
         self.draining.store(false, Ordering::Release);
         self.changed.notify_one();
     }

@@ -181,8 +181,9 @@ async fn join(tasks: &mut JoinSet<()>) {
 /// its queue is placed elsewhere without waiting for anything else.
 async fn stop(incarnation: &Arc<Incarnation>, mut tasks: Tasks) -> Result<After, Error> {
     info!("draining: nothing new is taken, what runs may finish");
-    incarnation.drain();
+    // Closed first: a request to take work again has no effect from here on.
     incarnation.runs.close();
+    incarnation.drain();
     let grace = Duration::from_millis(incarnation.runtime.config.worker.grace_ms);
     tokio::select! {
         _finished = timeout(grace, incarnation.runs.wait()) => {}
@@ -205,7 +206,9 @@ async fn stop(incarnation: &Arc<Incarnation>, mut tasks: Tasks) -> Result<After,
         );
     }
     tasks.stop_sending().await;
-    ended_or_stuck(incarnation, all_ended)?;
+    if !all_ended {
+        return Err(still_running(incarnation));
+    }
     info!("worker stopped");
     Ok(After::Stop)
 }
@@ -228,15 +231,18 @@ async fn abandon(incarnation: &Arc<Incarnation>, mut tasks: Tasks, end: End) -> 
     };
     incarnation.stop_runs(StopReason::Interrupted(reason), STOP_GRACE.min(left / 2));
     incarnation.runs.close();
-    let all_ended = timeout_at(exit, incarnation.runs.wait()).await.is_ok();
-    if end == End::LeaseLost && all_ended && timeout_at(exit, incarnation.all_reported()).await.is_err() {
+    if timeout_at(exit, incarnation.runs.wait()).await.is_err() {
+        // The process has to be gone now, so nothing else is waited for.
+        return Err(still_running(incarnation));
+    }
+    if end == End::LeaseLost && timeout_at(exit, incarnation.all_reported()).await.is_err() {
         warn!("the last reports of this incarnation are lost; the leader recovers by its death");
     }
     tasks.stop_taking().await;
     tasks.stop_beating().await;
     tasks.stop_sending().await;
     delete_queue(incarnation).await;
-    ended_or_stuck(incarnation, all_ended)
+    Ok(())
 }
 
 async fn delete_queue(incarnation: &Incarnation) {
@@ -247,11 +253,7 @@ async fn delete_queue(incarnation: &Incarnation) {
     }
 }
 
-fn ended_or_stuck(incarnation: &Incarnation, all_ended: bool) -> Result<(), Error> {
-    if all_ended {
-        return Ok(());
-    }
+fn still_running(incarnation: &Incarnation) -> Error {
     let books = incarnation.books.lock();
-    let handlers = books.runs.values().map(|run| run.handler.clone()).collect();
-    Err(Error::HandlersStillRunning(handlers))
+    Error::HandlersStillRunning(books.runs.values().map(|run| run.handler.clone()).collect())
 }

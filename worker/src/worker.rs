@@ -125,7 +125,9 @@ impl WorkerBuilder {
             }
         };
         stop_probe.cancel();
-        if timeout(PROBE_END, &mut probing).await.is_err() {
+        if result.is_err() {
+            probing.abort(); // The process is to exit at once.
+        } else if timeout(PROBE_END, &mut probing).await.is_err() {
             warn!("the probe listener has open connections; closing it");
             probing.abort();
         }

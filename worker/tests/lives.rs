@@ -5,7 +5,7 @@ mod support;
 use isocost_common::{
     coordination::Coordination,
     execution::Outcome,
-    message::{Holdings, ReportEvent},
+    message::{ControlAction, Holdings, ReportEvent},
 };
 use isocost_worker::{Error, JobContext, JobError, Worker};
 use serde_json::json;
@@ -300,4 +300,27 @@ async fn a_worker_that_cannot_work_says_why_at_start() {
         .run(shutdown)
         .await;
     assert!(matches!(bad_name, Err(Error::Handler { .. })), "{bad_name:?}");
+}
+
+#[tokio::test]
+async fn a_worker_that_stops_does_not_take_work_again_on_request() {
+    let stage = Stage::new().await;
+    let worker = stage.start(|w| w.built_in_handlers()).await;
+    let work = execution("sleep", &json!({"ms": 300}));
+    stage.dispatch(vec![work.clone()]).await;
+    stage.started(work.claim).await;
+    worker.ask_to_stop();
+    stage
+        .until("it drains", |seen| {
+            seen.heartbeats.last().filter(|beat| beat.draining).map(|_| ())
+        })
+        .await;
+    stage.control(vec![ControlAction::Undrain]).await;
+    let late = execution("noop", &json!(null));
+    stage.dispatch(vec![late.clone()]).await;
+    assert!(matches!(
+        stage.verdict(late.claim).await,
+        ReportEvent::Refused { .. }
+    ));
+    worker.ended().await.expect("stopped");
 }
