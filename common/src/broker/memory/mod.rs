@@ -14,6 +14,8 @@ mod exchange;
 mod faults;
 mod queue;
 mod state;
+#[cfg(test)]
+mod tests;
 mod timer;
 
 use self::{
