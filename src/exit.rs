@@ -70,3 +70,9 @@ impl From<anyhow::Error> for Failure {
         Self::new(Reason::Failed, error)
     }
 }
+
+impl From<Failure> for anyhow::Error {
+    fn from(failure: Failure) -> Self {
+        failure.error
+    }
+}

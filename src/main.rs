@@ -3,8 +3,10 @@
 
 mod cli;
 mod client;
+mod demo;
 mod exit;
 mod out;
+mod signals;
 
 use clap::Parser;
 use std::process::ExitCode;

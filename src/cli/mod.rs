@@ -5,6 +5,7 @@ mod cron;
 mod job;
 mod migrate;
 mod openapi;
+mod standalone;
 
 use crate::exit::{EXIT_CODES, Failure};
 use clap::{Parser, Subcommand};
@@ -19,6 +20,8 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Run everything in this process, on an embedded database
+    Standalone(standalone::StandaloneArgs),
     /// Submit jobs to a server, look at them and steer them
     Job(Box<job::JobArgs>),
     /// Show when a cron expression fires
@@ -37,6 +40,7 @@ pub(crate) enum Command {
 /// [`Failure`] with the exit code that fits.
 pub(crate) async fn run(command: Command) -> Result<(), Failure> {
     match command {
+        Command::Standalone(args) => standalone::run(args).await,
         Command::Job(args) => job::run(*args).await,
         Command::Cron(args) => cron::run(&args),
         Command::Openapi => openapi::run(),

@@ -1,0 +1,243 @@
+//! Everything in one process: the API, the dispatcher, the relay and one worker, on an embedded database and in-process
+//! ports. The same code as on a cluster; only the ports differ.
+
+mod admin_key;
+mod error;
+
+pub use error::Error;
+
+use isocost_api as api;
+use isocost_common::{
+    Ports,
+    broker::{Broker, memory::MemoryBroker, topology::Names},
+    config::Config,
+    coordination::memory::MemoryCoordination,
+    store::{FolderLock, Store, StoreOptions, migrations},
+    telemetry,
+};
+use isocost_dispatcher as dispatcher;
+use isocost_worker::{Worker, WorkerBuilder};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{net::TcpListener, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+/// Name of the one worker.
+const WORKER_NAME: &str = "standalone";
+/// How long a stop waits for the intake to take in what the worker reported last.
+const LAST_REPORTS: Duration = Duration::from_secs(10);
+
+/// One process with everything in it, not started yet.
+pub struct Standalone {
+    config: Config,
+    data: PathBuf,
+    listen: SocketAddr,
+    worker: Box<dyn FnOnce(WorkerBuilder) -> WorkerBuilder + Send>,
+}
+
+/// What a caller may want to know once everything runs.
+#[derive(Debug, Clone)]
+pub struct Started {
+    /// Where the API answers, such as `http://127.0.0.1:8080`.
+    pub url: String,
+    /// The admin key.
+    pub admin_key: String,
+    /// The file the admin key is in.
+    pub admin_key_file: PathBuf,
+    /// True when the key was made by this start.
+    pub key_is_new: bool,
+    /// Callbacks may go to loopback addresses.
+    pub loopback_callbacks: bool,
+}
+
+impl Standalone {
+    /// Everything with its data in the folder `data`, which is created, and the API on `listen`.
+    #[must_use]
+    pub fn new(config: Config, data: &Path, listen: SocketAddr) -> Self {
+        Self { config, data: data.to_owned(), listen, worker: Box::new(|builder| builder) }
+    }
+
+    /// Adds handlers to the worker, besides the built-in ones.
+    #[must_use]
+    pub fn worker(mut self, extend: impl FnOnce(WorkerBuilder) -> WorkerBuilder + Send + 'static) -> Self {
+        self.worker = Box::new(extend);
+        self
+    }
+
+    /// Runs until `shutdown` is cancelled, then stops in order: no new jobs, the worker drained, its last reports taken
+    /// in. `started` is called once, when the API answers.
+    ///
+    /// # Errors
+    /// [`Error`] when something cannot start, or a role ends by itself.
+    pub async fn run(
+        self,
+        shutdown: CancellationToken,
+        started: impl FnOnce(Started) + Send,
+    ) -> Result<(), Error> {
+        let Self { mut config, data, listen, worker } = self;
+        admin_key::create_folder(&data)?;
+        let _lock = FolderLock::take(&data)?;
+        let listener =
+            TcpListener::bind(listen).await.map_err(|source| Error::Listen { address: listen, source })?;
+        let address = listener.local_addr().map_err(|source| Error::Listen { address: listen, source })?;
+        settle_config(&mut config, address);
+        let metrics = telemetry::start(&config.telemetry)?;
+
+        let store = open_store(&config, &data).await?;
+        let key = admin_key::ensure(&store, &data).await?;
+        // The folder's lock proves that every earlier process is gone: its work is recovered before anything starts.
+        dispatcher::bury_all(&store).await?;
+        let ports = Ports {
+            store: store.clone(),
+            broker: MemoryBroker::new(),
+            coordination: MemoryCoordination::new(),
+        };
+        let names = Names::new(&config.broker.namespace);
+
+        let mut roles = Roles::default();
+        let api_stop = roles.spawn("api", {
+            let (config, ports) = (config.clone(), ports.clone());
+            move |stop| async move { Ok(api::run_on(listener, config, ports, metrics, stop).await?) }
+        });
+        let dispatcher_stop = roles.spawn("dispatcher", {
+            let (config, ports) = (config.clone(), ports.clone());
+            move |stop| async move { Ok(dispatcher::run(config, ports, stop).await?) }
+        });
+        let relay_stop = roles.spawn("relay", {
+            let (config, ports) = (config.clone(), ports.clone());
+            move |stop| async move { Ok(dispatcher::relay::run(config, ports, stop).await?) }
+        });
+        let worker_stop = roles.spawn("worker", {
+            let builder = worker(Worker::builder(config).built_in_handlers().ports(ports.broker.clone(), ports.coordination.clone()));
+            move |stop| async move { Ok(builder.run(stop).await?) }
+        });
+        started(Started {
+            url: format!("http://{address}"),
+            admin_key: key.text,
+            admin_key_file: key.file,
+            key_is_new: key.is_new,
+            loopback_callbacks: address.ip().is_loopback(),
+        });
+
+        let failed = roles.first_to_end(&shutdown).await;
+        api_stop.cancel();
+        roles.ended("api").await;
+        worker_stop.cancel();
+        roles.ended("worker").await;
+        last_reports_taken_in(&*ports.broker, &names).await;
+        dispatcher_stop.cancel();
+        relay_stop.cancel();
+        roles.all_ended().await;
+        ports.broker.close().await;
+        store.close().await;
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+/// What one process with loopback only may do that a cluster may not, and the names it has.
+fn settle_config(config: &mut Config, address: SocketAddr) {
+    config.api.listen = address.to_string();
+    if address.ip().is_loopback() {
+        config.relay.allowed_networks.extend(["127.0.0.0/8".to_owned(), "::1/128".to_owned()]);
+    }
+    if config.worker.id.is_empty() {
+        config.worker.id = WORKER_NAME.into();
+    }
+    // Nobody outside this process asks this worker whether it lives.
+    config.worker.listen = "127.0.0.1:0".into();
+    config.worker.advertise = "127.0.0.1".into();
+}
+
+async fn open_store(config: &Config, data: &Path) -> Result<Store, Error> {
+    let url = format!("sqlite:{}", data.join("isocost.db").display());
+    let options =
+        StoreOptions { max_connections: config.store.max_connections.min(8), ..StoreOptions::new(&url) };
+    let store = Store::connect(&options).await.map_err(Error::Open)?;
+    migrations::run(&store).await.map_err(Error::Open)?;
+    Ok(store)
+}
+
+/// The worker is gone and its reports are confirmed; the in-process broker would take them along.
+async fn last_reports_taken_in(broker: &dyn Broker, names: &Names) {
+    let queue = names.results_queue();
+    let deadline = tokio::time::Instant::now() + LAST_REPORTS;
+    while tokio::time::Instant::now() < deadline {
+        match broker.inspect(&queue).await {
+            Ok(Some(state)) if state.messages > 0 => tokio::time::sleep(Duration::from_millis(5)).await,
+            _ => return,
+        }
+    }
+    warn!(queue, "stopping although reports are left; the next start recovers their executions");
+}
+
+/// The roles that run, by name.
+#[derive(Default)]
+struct Roles {
+    tasks: JoinSet<(&'static str, Result<(), Error>)>,
+    running: Vec<&'static str>,
+}
+
+impl Roles {
+    fn spawn<F, W>(&mut self, name: &'static str, work: W) -> CancellationToken
+    where
+        W: FnOnce(CancellationToken) -> F,
+        F: Future<Output = Result<(), Error>> + Send + 'static,
+    {
+        let stop = CancellationToken::new();
+        let role = work(stop.clone());
+        self.running.push(name);
+        self.tasks.spawn(async move { (name, role.await) });
+        stop
+    }
+
+    /// Waits for the shutdown, or for the first role that ends although nobody told it to.
+    async fn first_to_end(&mut self, shutdown: &CancellationToken) -> Option<Error> {
+        tokio::select! {
+            () = shutdown.cancelled() => None,
+            (name, outcome) = self.next() => Some(outcome.err().unwrap_or(Error::Ended { role: name })),
+        }
+    }
+
+    async fn next(&mut self) -> (&'static str, Result<(), Error>) {
+        match self.tasks.join_next().await {
+            Some(Ok((name, outcome))) => {
+                self.running.retain(|running| *running != name);
+                (name, outcome)
+            }
+            Some(Err(error)) => {
+                // A panic: which role it was shows in the panic's own message.
+                ("a role", Err(Error::Panicked(error)))
+            }
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn ended(&mut self, name: &'static str) {
+        while self.running.contains(&name) {
+            match self.tasks.join_next().await {
+                Some(Ok((ended, outcome))) => {
+                    self.running.retain(|running| *running != ended);
+                    if let Err(error) = outcome {
+                        warn!(role = ended, error = %error, "a role stopped with an error");
+                    }
+                }
+                Some(Err(_)) => {}
+                None => return,
+            }
+        }
+    }
+
+    async fn all_ended(&mut self) {
+        while let Some(name) = self.running.first().copied() {
+            self.ended(name).await;
+            if self.tasks.is_empty() {
+                return;
+            }
+        }
+    }
+}
