@@ -3,7 +3,9 @@
 mod bulk;
 mod epoch;
 mod errors;
+mod leading;
 mod rows;
 mod schema;
 mod slots;
+mod submitting;
 mod transactions;
