@@ -69,3 +69,32 @@ fn fill_in(response: &mut Response, problem: &Problem, path: &str, request_id: &
         Err(cause) => error!(request_id, %cause, "a problem could not be written"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::{Router, middleware, routing::get};
+
+    /// Its own server, because a panic must be met where requests are met.
+    #[tokio::test]
+    async fn a_panic_is_answered_with_a_problem_that_says_nothing_about_it() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let panicking = get(async || -> &'static str { panic!("the secret cause") });
+        let router = Router::new()
+            .route("/panics", panicking)
+            .layer(middleware::from_fn(wrap));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let serving = tokio::spawn(async move { axum::serve(listener, router).await });
+        let answer = reqwest::get(format!("http://{address}/panics"))
+            .await
+            .expect("an answer");
+        assert_eq!(answer.status(), 500);
+        assert_eq!(answer.headers()["content-type"], "application/problem+json");
+        let body = answer.text().await.expect("a body");
+        assert!(body.contains("requestId") && !body.contains("secret"), "{body}");
+        serving.abort();
+    }
+}

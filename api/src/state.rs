@@ -1,7 +1,7 @@
 //! What all requests share, and the tasks that work behind them.
 
 use crate::{
-    access::{KeyCache, RateLimits},
+    access::{KeyCache, PendingQuotas, RateLimits},
     handler_directory::HandlerDirectory,
     submitter::Submitter,
     waker::Waker,
@@ -22,6 +22,7 @@ struct Shared {
     metrics: PrometheusHandle,
     keys: KeyCache,
     rates: RateLimits,
+    quotas: PendingQuotas,
     handlers: HandlerDirectory,
     submitter: Submitter,
     waker: Waker,
@@ -76,6 +77,7 @@ impl ApiState {
             metrics,
             keys: KeyCache::default(),
             rates: RateLimits::default(),
+            quotas: PendingQuotas::default(),
             handlers: HandlerDirectory::default(),
             submitter,
             waker,
@@ -110,6 +112,10 @@ impl ApiState {
 
     pub(crate) fn rates(&self) -> &RateLimits {
         &self.0.rates
+    }
+
+    pub(crate) fn quotas(&self) -> &PendingQuotas {
+        &self.0.quotas
     }
 
     pub(crate) fn handlers(&self) -> &HandlerDirectory {

@@ -2,9 +2,11 @@
 //! it needs by its [`Authorized`] argument.
 
 mod keys;
+mod quota;
 mod rate;
 
 pub(crate) use keys::KeyCache;
+pub(crate) use quota::{PendingQuotas, over_quota};
 pub(crate) use rate::RateLimits;
 
 use crate::{

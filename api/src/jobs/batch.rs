@@ -1,6 +1,6 @@
 use super::submit::{Prepared, Submitted, store};
 use crate::{
-    access::{Authorized, Submit},
+    access::{Authorized, Submit, over_quota},
     input::{Findings, JsonBody, Limit, Object, Value},
     problem::{Problem, ProblemBody},
     schema::SubmitBatch,
@@ -10,6 +10,7 @@ use axum::{
     Json,
     extract::{Request, State},
 };
+use isocost_common::store::apps::App;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
@@ -69,12 +70,29 @@ pub(crate) async fn submit_batch(
             Err(problem) => verdicts.push(Some(problem)),
         }
     }
+    let granted = state
+        .quotas()
+        .take(state.store(), caller.app_row(), valid.len())
+        .await?;
+    refuse_surplus(&mut verdicts, granted, caller.app_row());
+    valid.truncate(granted);
     let stored = if valid.is_empty() {
         Vec::new()
     } else {
         store(&state, valid, arrival).await?
     };
     Ok(Json(answer(verdicts, stored)))
+}
+
+/// Refuses the valid jobs behind the first `granted`, which the quota has no room for.
+fn refuse_surplus(verdicts: &mut [Option<Problem>], granted: usize, app: &App) {
+    for verdict in verdicts
+        .iter_mut()
+        .filter(|verdict| verdict.is_none())
+        .skip(granted)
+    {
+        *verdict = Some(over_quota(app));
+    }
 }
 
 /// The jobs of the body, in either form.

@@ -1,5 +1,5 @@
 use crate::{
-    access::{Authorized, Caller, Submit},
+    access::{Authorized, Caller, Submit, over_quota},
     definition::{Definition, Rules, Warning, read_key},
     handler_directory::not_offered,
     input::{Findings, JsonBody, Value, content_hash},
@@ -76,6 +76,9 @@ pub(crate) async fn submit(
 ) -> Result<Response, Problem> {
     let arrival = state.submitter().announce();
     let prepared = Prepared::read(&state, &caller, body.required()?, key_of_header(&headers)?)?;
+    if state.quotas().take(state.store(), caller.app_row(), 1).await? == 0 {
+        return Err(over_quota(caller.app_row()));
+    }
     let answers = store(&state, vec![prepared], arrival).await?;
     let submitted = answers.into_iter().next().ok_or_else(Problem::internal)??;
     let location = HeaderValue::try_from(format!("/openapi/jobs/{}", submitted.job_id));

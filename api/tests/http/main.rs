@@ -2,6 +2,7 @@
 
 mod access;
 mod document;
+mod nudging;
 mod protocol;
 mod reading;
 mod served;

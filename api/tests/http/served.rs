@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 /// A running API with a client that may do everything.
 pub(crate) struct Served {
     pub(crate) store: Store,
+    pub(crate) broker: std::sync::Arc<MemoryBroker>,
     pub(crate) base: String,
     pub(crate) app: isocost_common::id::AppId,
     http: reqwest::Client,
@@ -94,15 +95,17 @@ impl Served {
         let base = format!("http://{}", listener.local_addr()?);
         let mut config = Config::default();
         change(&mut config);
+        let broker = MemoryBroker::new();
         let ports = Ports {
             store: store.clone(),
-            broker: MemoryBroker::new(),
+            broker: broker.connect(),
             coordination: MemoryCoordination::new(),
         };
         let shutdown = CancellationToken::new();
         let running = tokio::spawn(run_on(listener, config, ports, metrics, shutdown.clone()));
         Ok(Self {
             store: store.clone(),
+            broker,
             base,
             app: first.app,
             http: reqwest::Client::builder().build()?,

@@ -50,6 +50,28 @@ pub async fn open_by_status(
         .collect()
 }
 
+/// What of the app waits: jobs that have a firing planned or due and fire once, and executions that no worker has yet.
+/// Counts up to a little over `most` of each kind, so that a flood does not make the count slow.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn waiting(connection: &mut Connection, app: AppId, most: i64) -> Result<i64, StoreError> {
+    let row = sqlx::query(
+        "select (select count(*) from (select id from job_info
+                   where app_id = ? and status = 0 and trigger_type = 0 and next_trigger_time is not null
+                   limit ?) planned) +
+                (select count(*) from (select id from job_execution
+                   where app_id = ? and status in (0, 1, 2) limit ?) open_ones) as amount",
+    )
+    .bind(app.to_string())
+    .bind(most + 1)
+    .bind(app.to_string())
+    .bind(most + 1)
+    .fetch_one(connection)
+    .await?;
+    Row(&row).int("amount")
+}
+
 /// Executions of one handler on one worker that ended in one way.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutcomeCount {
