@@ -3,30 +3,19 @@
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::api::instant_ms;
+use crate::api::{instant_ms, text};
 
-/// One transition.
+/// One step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
+    /// Which: SUBMITTED, DUE, a status, NOTE or CALLBACK_DELIVERED.
+    pub name: String,
     /// When, in milliseconds since the Unix epoch.
     pub at_ms: i64,
-    /// The status before; none for the first.
-    pub from: Option<String>,
-    /// The status after; none when it stayed.
-    pub to: Option<String>,
     /// The worker concerned.
     pub worker: Option<String>,
     /// Why.
     pub message: Option<String>,
-}
-
-impl Step {
-    /// Whether a worker lost the execution without an end to it.
-    #[must_use]
-    pub fn took_back(&self) -> bool {
-        matches!(self.from.as_deref(), Some("DISPATCHED" | "RUNNING"))
-            && matches!(self.to.as_deref(), Some("PENDING" | "SCHEDULED"))
-    }
 }
 
 /// All steps of an execution, in order.
@@ -37,17 +26,29 @@ pub fn of(execution: &Value) -> Result<Vec<Step>> {
     let steps = execution["steps"]
         .as_array()
         .with_context(|| format!("no steps in {execution}"))?;
-    let text = |step: &Value, field: &str| step[field].as_str().map(str::to_owned);
+    let optional = |step: &Value, field: &str| step[field].as_str().map(str::to_owned);
     steps
         .iter()
         .map(|step| {
             Ok(Step {
+                name: text(step, "step")?,
                 at_ms: instant_ms(step, "at")?,
-                from: text(step, "from"),
-                to: text(step, "to"),
-                worker: text(step, "workerId"),
-                message: text(step, "message"),
+                worker: optional(step, "workerId"),
+                message: optional(step, "message"),
             })
         })
         .collect()
+}
+
+/// The steps by which a worker lost the execution without an end to it: it waits again right after it was handed over
+/// or ran.
+#[must_use]
+pub fn taken_back(steps: &[Step]) -> Vec<&Step> {
+    let states: Vec<&Step> = steps.iter().filter(|step| step.name != "NOTE").collect();
+    let is_held = |step: &Step| matches!(step.name.as_str(), "DISPATCHED" | "RUNNING");
+    let waits = |step: &Step| matches!(step.name.as_str(), "PENDING" | "SCHEDULED");
+    let pairs = states
+        .windows(2)
+        .filter(|pair| is_held(pair[0]) && waits(pair[1]));
+    pairs.map(|pair| pair[1]).collect()
 }

@@ -28,24 +28,30 @@ pub(super) struct LogsArgs {
 }
 
 #[derive(Deserialize)]
-struct Page<T> {
-    items: Vec<T>,
-}
-
-#[derive(Deserialize)]
-struct Line {
-    seq: i64,
-    attempt: u32,
-    at: String,
-    level: String,
-    message: String,
+struct Executions {
+    items: Vec<Execution>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Execution {
     execution_id: ExecutionId,
-    finished_at: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Lines {
+    items: Vec<Line>,
+    next_after: i64,
+    ended: bool,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    attempt: u32,
+    at: String,
+    level: String,
+    message: String,
 }
 
 pub(super) async fn run(client: &Client, output: Output, args: &LogsArgs) -> Result<(), Failure> {
@@ -53,61 +59,42 @@ pub(super) async fn run(client: &Client, output: Output, args: &LogsArgs) -> Res
         Some(execution) => execution,
         None => newest(client, args.job).await?,
     };
+    let path = format!("openapi/executions/{execution}/logs");
     let mut after = 0;
     loop {
-        // Asked before the lines: what an ended execution has logged is all there is.
-        let has_ended = !args.follow || has_ended(client, execution).await?;
-        after = print_new(client, output, execution, after).await?;
-        if has_ended {
+        let text = client.get(&path, &[("after", after.to_string())]).await?;
+        let lines: Lines = read(&text)?;
+        if output.json && !lines.items.is_empty() {
+            out::line(&text)?;
+        } else {
+            print(&lines.items)?;
+        }
+        after = lines.next_after;
+        if lines.ended || (lines.items.is_empty() && !args.follow) {
             return Ok(());
         }
-        sleep(FOLLOW_PAUSE).await;
+        if lines.items.is_empty() {
+            sleep(FOLLOW_PAUSE).await;
+        }
     }
 }
 
 async fn newest(client: &Client, job: JobId) -> Result<ExecutionId, Failure> {
     let query = [("pageSize", "1".to_owned())];
-    let text = client.get(&path(job, "/executions"), &query).await?;
-    let page: Page<Execution> = read(&text)?;
-    let newest = page.items.first().map(|execution| execution.execution_id);
+    let executions: Executions = read(&client.get(&path(job, "/executions"), &query).await?)?;
+    let newest = executions.items.first().map(|execution| execution.execution_id);
     newest.ok_or_else(|| Failure::new(Reason::Failed, anyhow!("job {job} has not run yet")))
 }
 
-async fn has_ended(client: &Client, execution: ExecutionId) -> Result<bool, Failure> {
-    let text = client
-        .get(&format!("openapi/executions/{execution}"), &[])
-        .await?;
-    let execution: Execution = read(&text)?;
-    Ok(execution.finished_at.is_some())
-}
-
-/// Prints the lines after this one, page by page, and returns the last.
-async fn print_new(
-    client: &Client,
-    output: Output,
-    execution: ExecutionId,
-    mut after: i64,
-) -> Result<i64, Failure> {
-    let path = format!("openapi/executions/{execution}/logs");
-    loop {
-        let text = client.get(&path, &[("after", after.to_string())]).await?;
-        let Page { items: lines } = read::<Page<Line>>(&text)?;
-        let Some(last) = lines.last() else {
-            return Ok(after);
-        };
-        after = last.seq;
-        if output.json {
-            out::line(text)?;
-            continue;
-        }
-        for line in &lines {
-            let message = visible(&line.message);
-            out::line(format_args!(
-                "{} {:5} [{}] {message}",
-                line.at, line.level, line.attempt
-            ))?;
-        }
+fn print(lines: &[Line]) -> Result<(), Failure> {
+    for line in lines {
+        let message = visible(&line.message);
+        out::line(format_args!(
+            "{} {:5} [{}] {message}",
+            line.at, line.level, line.attempt
+        ))?;
     }
+    Ok(())
 }
 
 fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, Failure> {

@@ -25,7 +25,7 @@ async fn what_ran_at_a_crash_runs_again_and_the_steps_say_why() -> Result<()> {
     assert_eq!(job["lastExecution"]["attempt"], 2, "{job}");
     let id = job["lastExecution"]["executionId"].as_str().unwrap_or_default();
     let steps = steps::of(&process.api().execution(id).await?)?;
-    let taken_back: Vec<_> = steps.iter().filter(|step| step.took_back()).collect();
+    let taken_back = steps::taken_back(&steps);
     assert_eq!(taken_back.len(), 1, "{steps:#?}");
     assert!(taken_back[0].message.is_some(), "no reason given: {steps:#?}");
     process.stop().await

@@ -81,7 +81,7 @@ async fn sd04_what_outlasts_the_grace_is_given_back_before_the_exit() -> Result<
         .execution(execution["executionId"].as_str().unwrap_or_default())
         .await?;
     let steps = isocost_tests::steps::of(&execution)?;
-    assert!(steps.iter().any(|step| step.took_back()), "{steps:#?}");
+    assert_eq!(isocost_tests::steps::taken_back(&steps).len(), 1, "{steps:#?}");
     process
         .api()
         .post(&format!("/openapi/jobs/{job}/cancel"), &json!({}))

@@ -88,7 +88,7 @@ async fn cr04_a_manual_run_is_one_run_and_leaves_the_plan_alone() -> Result<()> 
     assert_eq!(answer.status, 202, "{}", answer.text);
     let execution = wait_for_execution(api, &job, "SUCCEEDED").await?;
     assert_eq!(execution["executionId"], answer.json()["executionId"]);
-    assert_eq!(execution["triggerKind"], "manual", "{execution}");
+    assert_eq!(execution["triggeredBy"], "manual", "{execution}");
     never(
         "a second run, or another plan",
         Duration::from_secs(3),

@@ -125,8 +125,7 @@ async fn a_callback_that_was_not_delivered_at_a_crash_is_delivered_after_it() ->
             .get(&format!("/openapi/callbacks?jobId={job}"))
             .await?
             .success()?;
-        let is_delivered =
-            |delivery: &Value| delivery["status"] == "DELIVERED" || delivery["status"] == "SUCCEEDED";
+        let is_delivered = |delivery: &Value| delivery["status"] == "DELIVERED";
         Ok(items(deliveries)?.iter().all(is_delivered).then_some(()))
     })
     .await?;
