@@ -8,7 +8,7 @@ use reqwest::Method;
 use std::time::Duration;
 
 /// Digits that no floating-point number keeps, and a form that no printer would choose.
-const PARAMS: &str = r#"{"whole": 123456789012345678901234567890, "part":0.10000000000000000000000000000000000001,"e": 1E400 , "text":"日报😀 👨‍👩‍👧"}"#;
+const PARAMS: &str = r#"{"whole": 123456789012345678901234567890, "part":0.10000000000000000000000000000000000001,"e": 1.50E+3 , "text":"日报😀 👨‍👩‍👧"}"#;
 
 #[tokio::test]
 async fn long_numbers_arrive_unchanged_at_handler_result_and_webhook() -> Result<()> {
