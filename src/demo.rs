@@ -20,16 +20,27 @@ const LOOK: Duration = Duration::from_millis(200);
 /// # Errors
 /// When a sample is refused or the server does not answer.
 pub(crate) async fn run(started: &Started, stop: CancellationToken) -> anyhow::Result<()> {
-    let server = started.url.parse().context("reading the address of this process")?;
+    let server = started
+        .url
+        .parse()
+        .context("reading the address of this process")?;
     let client = Client::new(server, started.admin_key.clone())?;
-    let receiver = Receiver::start().await.context("starting the receiver of the demo's callbacks")?;
+    let receiver = Receiver::start()
+        .await
+        .context("starting the receiver of the demo's callbacks")?;
     println!();
-    println!("The demo submits four jobs; a receiver at {} takes their callbacks:", receiver.url());
+    println!(
+        "The demo submits four jobs; a receiver at {} takes their callbacks:",
+        receiver.url()
+    );
     let mut progress = Progress::default();
     for (name, job) in samples(receiver.url()) {
         let accepted = client.post("/openapi/jobs", job.to_string()).await?;
         let accepted: Value = serde_json::from_str(&accepted).context("the answer is not JSON")?;
-        let id = accepted["jobId"].as_str().context("the answer has no jobId")?.to_owned();
+        let id = accepted["jobId"]
+            .as_str()
+            .context("the answer has no jobId")?
+            .to_owned();
         println!("  {name:<18} {}  job {id}", what(&job));
         progress.watch(id, name);
     }
@@ -74,7 +85,10 @@ fn samples(callback_url: &str) -> [(&'static str, Value); 4] {
                 "callbackUrl": callback_url,
             }),
         ),
-        ("nap", json!({"jobName": "nap", "jobHandler": "sleep", "params": {"ms": 3000}, "priority": 9})),
+        (
+            "nap",
+            json!({"jobName": "nap", "jobHandler": "sleep", "params": {"ms": 3000}, "priority": 9}),
+        ),
     ]
 }
 

@@ -58,19 +58,29 @@ async fn run_demo(started: oneshot::Receiver<Started>, stop: CancellationToken) 
 
 /// What somebody needs who sees this for the first time. Scripts may rely on the labels.
 fn print_first_lines(started: &Started, data: &Path) {
-    let Started { url, admin_key_file, .. } = started;
+    let Started {
+        url, admin_key_file, ..
+    } = started;
     let key_file = admin_key_file.display();
     let version = env!("CARGO_PKG_VERSION");
-    println!("Isocost {version} runs in this process, its data in {}", data.display());
+    println!(
+        "Isocost {version} runs in this process, its data in {}",
+        data.display()
+    );
     println!("  API            {url}");
     println!("  documentation  {url}/docs");
     if started.key_is_new {
-        println!("  admin key      {} (shown once; also in {key_file})", started.admin_key);
+        println!(
+            "  admin key      {} (shown once; also in {key_file})",
+            started.admin_key
+        );
     } else {
         println!("  admin key      in {key_file}");
     }
     if started.loopback_callbacks {
-        println!("  callbacks to loopback addresses are allowed, because this process listens on loopback only");
+        println!(
+            "  callbacks to loopback addresses are allowed, because this process listens on loopback only"
+        );
     }
     println!("Submit a job, then look at it:");
     println!(

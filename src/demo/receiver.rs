@@ -30,15 +30,27 @@ pub(super) struct Receiver {
 
 impl Receiver {
     pub(super) async fn start() -> anyhow::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await.context("listening on 127.0.0.1")?;
-        let url = format!("http://{}/callbacks", listener.local_addr().context("reading the port")?);
+        let listener = TcpListener::bind("127.0.0.1:0")
+            .await
+            .context("listening on 127.0.0.1")?;
+        let url = format!(
+            "http://{}/callbacks",
+            listener.local_addr().context("reading the port")?
+        );
         let arrived = Arrived::default();
         let stop = CancellationToken::new();
-        let routes = Router::new().route("/callbacks", post(receive)).with_state(Arc::clone(&arrived));
+        let routes = Router::new()
+            .route("/callbacks", post(receive))
+            .with_state(Arc::clone(&arrived));
         let until = stop.clone().cancelled_owned();
         let serving =
             tokio::spawn(async move { axum::serve(listener, routes).with_graceful_shutdown(until).await });
-        Ok(Self { url, arrived, stop, serving })
+        Ok(Self {
+            url,
+            arrived,
+            stop,
+            serving,
+        })
     }
 
     pub(super) fn url(&self) -> &str {
@@ -61,7 +73,11 @@ async fn receive(State(arrived): State<Arrived>, headers: HeaderMap, Json(body):
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     arrived.lock().push(Callback {
         at: EpochMillis::system_now().to_rfc3339(),
-        id: headers.get("webhook-id").and_then(|id| id.to_str().ok()).unwrap_or_default().to_owned(),
+        id: headers
+            .get("webhook-id")
+            .and_then(|id| id.to_str().ok())
+            .unwrap_or_default()
+            .to_owned(),
         kind: text(&body["type"]),
         job: text(&body["data"]["jobName"]),
         attempt: body["data"]["attempt"].as_i64().unwrap_or_default(),

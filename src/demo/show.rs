@@ -34,10 +34,15 @@ impl Progress {
             let page = read(client, &path, &[("pageSize", PAGE.to_owned())]).await?;
             let executions = page["items"].as_array().context("the answer has no items")?;
             for execution in executions.iter().rev() {
-                let id = execution["executionId"].as_str().context("an execution has no id")?;
+                let id = execution["executionId"]
+                    .as_str()
+                    .context("an execution has no id")?;
                 if self.printed.get(id).is_none_or(|printed| !printed.ended) {
                     let execution = read(client, &format!("/openapi/executions/{id}"), &[]).await?;
-                    self.printed.entry(id.to_owned()).or_default().print_new(name, &execution);
+                    self.printed
+                        .entry(id.to_owned())
+                        .or_default()
+                        .print_new(name, &execution);
                 }
             }
         }
@@ -73,13 +78,24 @@ fn line(name: &str, step: &Value) -> String {
         "" => String::new(),
         worker => format!("on {worker}"),
     };
-    format!("{at}  {name:<17} {state:<24} {worker:<14} {}", text("message")).trim_end().to_owned()
+    format!("{at}  {name:<17} {state:<24} {worker:<14} {}", text("message"))
+        .trim_end()
+        .to_owned()
 }
 
 pub(super) fn print_callback(callback: &Callback) {
-    let Callback { at, kind, job, attempt, .. } = callback;
+    let Callback {
+        at,
+        kind,
+        job,
+        attempt,
+        ..
+    } = callback;
     let at = at.get(11..23).unwrap_or_default();
-    println!("{at}  {job:<17} callback received: {kind} after attempt {attempt}, webhook-id {}", callback.id);
+    println!(
+        "{at}  {job:<17} callback received: {kind} after attempt {attempt}, webhook-id {}",
+        callback.id
+    );
 }
 
 async fn read(client: &Client, path: &str, query: &[(&str, String)]) -> anyhow::Result<Value> {

@@ -24,7 +24,10 @@ pub(super) fn create_folder(data: &Path) -> Result<(), Error> {
         .recursive(true)
         .mode(0o700)
         .create(data)
-        .map_err(|source| Error::Folder { path: data.into(), source })
+        .map_err(|source| Error::Folder {
+            path: data.into(),
+            source,
+        })
 }
 
 /// The key of the file if it still works, else a new one. A crash between making a key and writing it down loses that
@@ -34,12 +37,20 @@ pub(super) async fn ensure(store: &Store, data: &Path) -> Result<AdminKey, Error
     let first = apps::ensure_first_app(store).await?;
     if let Some(text) = first.admin_key {
         write(&file, &text)?;
-        return Ok(AdminKey { text, file, is_new: true });
+        return Ok(AdminKey {
+            text,
+            file,
+            is_new: true,
+        });
     }
     if let Some(text) = read(&file)? {
         let live = apps::key_with_app(&mut *store.reader().await?, &apps::key_hash(&text)).await?;
         if live.is_some_and(|(key, _)| key.is_live(store.now())) {
-            return Ok(AdminKey { text, file, is_new: false });
+            return Ok(AdminKey {
+                text,
+                file,
+                is_new: false,
+            });
         }
     }
     let now = store.now();
@@ -58,14 +69,21 @@ pub(super) async fn ensure(store: &Store, data: &Path) -> Result<AdminKey, Error
         })
         .await?;
     write(&file, &issued.text)?;
-    Ok(AdminKey { text: issued.text, file, is_new: true })
+    Ok(AdminKey {
+        text: issued.text,
+        file,
+        is_new: true,
+    })
 }
 
 fn read(file: &Path) -> Result<Option<String>, Error> {
     match fs::read_to_string(file) {
         Ok(text) => Ok(Some(text.trim().to_owned())),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::Folder { path: file.into(), source }),
+        Err(source) => Err(Error::Folder {
+            path: file.into(),
+            source,
+        }),
     }
 }
 
@@ -83,5 +101,8 @@ fn write(file: &Path, text: &str) -> Result<(), Error> {
             new.sync_all()
         })
         .and_then(|()| fs::rename(&beside, file));
-    written.map_err(|source| Error::Folder { path: file.into(), source })
+    written.map_err(|source| Error::Folder {
+        path: file.into(),
+        source,
+    })
 }

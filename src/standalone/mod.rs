@@ -12,18 +12,23 @@ use isocost_common::{
     broker::{Broker, memory::MemoryBroker, topology::Names},
     config::Config,
     coordination::memory::MemoryCoordination,
+    error_chain::chain,
     store::{FolderLock, Store, StoreOptions, migrations},
     telemetry,
 };
 use isocost_dispatcher as dispatcher;
 use isocost_worker::{Worker, WorkerBuilder};
 use std::{
+    collections::HashMap,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
-use tokio::{net::TcpListener, task::JoinSet};
+use tokio::{
+    net::TcpListener,
+    task::{self, JoinSet},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -59,7 +64,12 @@ impl Standalone {
     /// Everything with its data in the folder `data`, which is created, and the API on `listen`.
     #[must_use]
     pub fn new(config: Config, data: &Path, listen: SocketAddr) -> Self {
-        Self { config, data: data.to_owned(), listen, worker: Box::new(|builder| builder) }
+        Self {
+            config,
+            data: data.to_owned(),
+            listen,
+            worker: Box::new(|builder| builder),
+        }
     }
 
     /// Adds handlers to the worker, besides the built-in ones.
@@ -79,12 +89,23 @@ impl Standalone {
         shutdown: CancellationToken,
         started: impl FnOnce(Started) + Send,
     ) -> Result<(), Error> {
-        let Self { mut config, data, listen, worker } = self;
+        install_tls_provider();
+        let Self {
+            mut config,
+            data,
+            listen,
+            worker,
+        } = self;
         admin_key::create_folder(&data)?;
         let _lock = FolderLock::take(&data)?;
-        let listener =
-            TcpListener::bind(listen).await.map_err(|source| Error::Listen { address: listen, source })?;
-        let address = listener.local_addr().map_err(|source| Error::Listen { address: listen, source })?;
+        let listener = TcpListener::bind(listen).await.map_err(|source| Error::Listen {
+            address: listen,
+            source,
+        })?;
+        let address = listener.local_addr().map_err(|source| Error::Listen {
+            address: listen,
+            source,
+        })?;
         settle_config(&mut config, address);
         let metrics = telemetry::start(&config.telemetry)?;
 
@@ -113,7 +134,11 @@ impl Standalone {
             move |stop| async move { Ok(dispatcher::relay::run(config, ports, stop).await?) }
         });
         let worker_stop = roles.spawn("worker", {
-            let builder = worker(Worker::builder(config).built_in_handlers().ports(ports.broker.clone(), ports.coordination.clone()));
+            let builder = worker(
+                Worker::builder(config)
+                    .built_in_handlers()
+                    .ports(ports.broker.clone(), ports.coordination.clone()),
+            );
             move |stop| async move { Ok(builder.run(stop).await?) }
         });
         started(Started {
@@ -139,11 +164,22 @@ impl Standalone {
     }
 }
 
+/// The HTTP clients of the roles need one in place; a program that embeds this may have chosen another.
+fn install_tls_provider() {
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // An error means that somebody else installed one in this moment, which serves as well.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    }
+}
+
 /// What one process with loopback only may do that a cluster may not, and the names it has.
 fn settle_config(config: &mut Config, address: SocketAddr) {
     config.api.listen = address.to_string();
     if address.ip().is_loopback() {
-        config.relay.allowed_networks.extend(["127.0.0.0/8".to_owned(), "::1/128".to_owned()]);
+        config
+            .relay
+            .allowed_networks
+            .extend(["127.0.0.0/8".to_owned(), "::1/128".to_owned()]);
     }
     if config.worker.id.is_empty() {
         config.worker.id = WORKER_NAME.into();
@@ -155,8 +191,10 @@ fn settle_config(config: &mut Config, address: SocketAddr) {
 
 async fn open_store(config: &Config, data: &Path) -> Result<Store, Error> {
     let url = format!("sqlite:{}", data.join("isocost.db").display());
-    let options =
-        StoreOptions { max_connections: config.store.max_connections.min(8), ..StoreOptions::new(&url) };
+    let options = StoreOptions {
+        max_connections: config.store.max_connections.min(8),
+        ..StoreOptions::new(&url)
+    };
     let store = Store::connect(&options).await.map_err(Error::Open)?;
     migrations::run(&store).await.map_err(Error::Open)?;
     Ok(store)
@@ -172,14 +210,17 @@ async fn last_reports_taken_in(broker: &dyn Broker, names: &Names) {
             _ => return,
         }
     }
-    warn!(queue, "stopping although reports are left; the next start recovers their executions");
+    warn!(
+        queue,
+        "stopping although reports are left; the next start recovers their executions"
+    );
 }
 
 /// The roles that run, by name.
 #[derive(Default)]
 struct Roles {
-    tasks: JoinSet<(&'static str, Result<(), Error>)>,
-    running: Vec<&'static str>,
+    tasks: JoinSet<Result<(), Error>>,
+    names: HashMap<task::Id, &'static str>,
 }
 
 impl Roles {
@@ -189,9 +230,8 @@ impl Roles {
         F: Future<Output = Result<(), Error>> + Send + 'static,
     {
         let stop = CancellationToken::new();
-        let role = work(stop.clone());
-        self.running.push(name);
-        self.tasks.spawn(async move { (name, role.await) });
+        let task = self.tasks.spawn(work(stop.clone()));
+        self.names.insert(task.id(), name);
         stop
     }
 
@@ -199,45 +239,35 @@ impl Roles {
     async fn first_to_end(&mut self, shutdown: &CancellationToken) -> Option<Error> {
         tokio::select! {
             () = shutdown.cancelled() => None,
-            (name, outcome) = self.next() => Some(outcome.err().unwrap_or(Error::Ended { role: name })),
-        }
-    }
-
-    async fn next(&mut self) -> (&'static str, Result<(), Error>) {
-        match self.tasks.join_next().await {
-            Some(Ok((name, outcome))) => {
-                self.running.retain(|running| *running != name);
-                (name, outcome)
-            }
-            Some(Err(error)) => {
-                // A panic: which role it was shows in the panic's own message.
-                ("a role", Err(Error::Panicked(error)))
-            }
-            None => std::future::pending().await,
+            Some((role, outcome)) = self.next() => Some(outcome.err().unwrap_or(Error::Ended { role })),
         }
     }
 
     async fn ended(&mut self, name: &'static str) {
-        while self.running.contains(&name) {
-            match self.tasks.join_next().await {
-                Some(Ok((ended, outcome))) => {
-                    self.running.retain(|running| *running != ended);
-                    if let Err(error) = outcome {
-                        warn!(role = ended, error = %error, "a role stopped with an error");
-                    }
-                }
-                Some(Err(_)) => {}
-                None => return,
-            }
+        while self.names.values().any(|running| *running == name) {
+            self.one_ended().await;
         }
     }
 
     async fn all_ended(&mut self) {
-        while let Some(name) = self.running.first().copied() {
-            self.ended(name).await;
-            if self.tasks.is_empty() {
-                return;
-            }
+        while !self.names.is_empty() {
+            self.one_ended().await;
         }
+    }
+
+    async fn one_ended(&mut self) {
+        if let Some((role, Err(error))) = self.next().await {
+            warn!(role, error = %chain(&error), "a role stopped with an error");
+        }
+    }
+
+    /// The next role that ends, also by a panic; none when no role is left. Cancel-safe.
+    async fn next(&mut self) -> Option<(&'static str, Result<(), Error>)> {
+        let (task, outcome) = match self.tasks.join_next_with_id().await? {
+            Ok(ended) => ended,
+            Err(error) => (error.id(), Err(Error::Panicked(error))),
+        };
+        let role = self.names.remove(&task)?;
+        Some((role, outcome))
     }
 }
