@@ -303,9 +303,11 @@ fn read_labels(
     for (key, label) in labels.into_members() {
         let valid_key = (1..=128).contains(&key.chars().count())
             && !key.contains(':')
-            && !key.chars().any(char::is_control);
+            && !key.chars().any(char::is_control)
+            // MySQL passes over trailing blanks when it compares: `a` and `a ` would be one key.
+            && !key.ends_with(' ');
         if !valid_key {
-            let what = "must have keys of 1 to 128 characters, without `:` and control characters";
+            let what = "must have keys of 1 to 128 characters, without `:`, control characters and a blank at the end";
             findings.push(value.error("label.bad-key", what));
         }
         if let Some(text) = label.line(0..=255, findings) {

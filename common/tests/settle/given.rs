@@ -6,50 +6,25 @@ use isocost_common::{
     job::{ConcurrencyPolicy, JobStatus, Misfire, RetryPolicy, Trigger},
     raw_json::RawJson,
     store::{
-        Store, StoreOptions,
+        Store,
         executions::{self, ExecutionRow, TriggerKind},
         jobs::{self, JobRow},
-        migrations,
         transitions::{self, Applied, Change},
     },
+    test_support::TestStore,
     time::EpochMillis,
 };
-use sqlx::{AnyConnection, AssertSqlSafe, Connection};
+use sqlx::AssertSqlSafe;
 
 /// The instant at which the tests' executions end.
 pub(crate) const END: EpochMillis = EpochMillis(1_800_000_010_000);
 /// The instant for which they were planned.
 pub(crate) const PLANNED: EpochMillis = EpochMillis(1_800_000_000_000);
 
-/// Runs `test` on a fresh SQLite database, and on a fresh database of the server that `ISOCOST_TEST_MYSQL_URL` names.
+/// Runs `test` on each database.
 pub(crate) async fn on_each_store(test: impl AsyncFn(&Store) -> anyhow::Result<()>) -> anyhow::Result<()> {
-    let folder = tempfile::tempdir()?;
-    let url = format!("sqlite:{}", folder.path().join("test.db").display());
-    let store = open(&url).await?;
-    test(&store).await?;
-    store.close().await;
-    let Ok(server) = std::env::var("ISOCOST_TEST_MYSQL_URL") else {
-        return Ok(());
-    };
-    sqlx::any::install_default_drivers();
-    let mut admin = AnyConnection::connect(&server).await?;
-    let name = format!("isocost_{}", JobId::generate().as_uuid().simple());
-    sqlx::query(AssertSqlSafe(format!("create database {name}")))
-        .execute(&mut admin)
-        .await?;
-    let store = open(&format!("{}/{name}", server.trim_end_matches('/'))).await?;
-    let outcome = test(&store).await;
-    store.close().await;
-    sqlx::query(AssertSqlSafe(format!("drop database {name}")))
-        .execute(&mut admin)
-        .await?;
-    outcome
-}
-
-async fn open(url: &str) -> anyhow::Result<Store> {
-    let store = Store::connect(&StoreOptions::new(url)).await?;
-    migrations::run(&store).await?;
-    Ok(store)
+    TestStore::on_sqlite(async |store| test(store).await).await?;
+    TestStore::on_mysql(async |store| test(store).await).await
 }
 
 /// A job that has fired: nothing more is planned by time.

@@ -2,11 +2,13 @@
 
 use anyhow::{Context, Result, ensure};
 use isocost_common::{
-    id::{AppId, JobId},
-    job::{JobStatus, ParentOutcome, Trigger},
+    id::{ApiKeyId, AppId, JobId},
+    job::{ConcurrencyPolicy, JobStatus, ParentOutcome, Trigger},
     store::{
         Store,
+        audit::AuditEntry,
         jobs::{self, JobRow},
+        steering::{RunRequest, run_job},
         submission::{Admission, admit},
     },
     store_tests,
@@ -26,6 +28,8 @@ store_tests! {
     groups_that_overlap_in_other_orders_are_all_answered,
     a_parent_that_is_missing_concerns_only_its_child,
     a_child_of_an_ended_parent_fires_at_once,
+    runs_by_hand_are_told_apart_by_the_bytes_of_their_request,
+    runs_by_hand_at_once_share_the_slot_of_their_job,
 }
 
 fn request(app: AppId, key: &str, content: &str) -> JobRow {
@@ -123,7 +127,7 @@ async fn of_many_at_once_with_one_key_one_is_accepted(store: &TestStore) -> Resu
     for _ in 0..16 {
         let (store, job) = ((**store).clone(), request(app, "order-17", "content"));
         clients.spawn(async move {
-            admit(&store, &[job.clone()])
+            admit(&store, std::slice::from_ref(&job))
                 .await
                 .map(|admissions| (job.id, admissions))
         });
@@ -239,5 +243,62 @@ async fn a_child_of_an_ended_parent_fires_at_once(store: &TestStore) -> Result<(
     );
     let stored = stored(store, child.id).await?.context("it is not stored")?;
     ensure!(stored.next_trigger_time == Some(child.created_at));
+    Ok(())
+}
+
+fn by(app: AppId) -> AuditEntry {
+    AuditEntry {
+        at: PLANNED,
+        app,
+        key: ApiKeyId::generate(),
+        action: "job.run",
+        object: "a job".into(),
+        detail: None,
+    }
+}
+
+async fn runs_by_hand_are_told_apart_by_the_bytes_of_their_request(store: &TestStore) -> Result<()> {
+    let job = given::job();
+    given::insert(store, std::slice::from_ref(&job), &[]).await?;
+    let longest = "k".repeat(255);
+    let keys = ["a", "A", "á", "a ", " a", longest.as_str()];
+    let mut made = HashSet::new();
+    for is_replay in [false, true] {
+        for key in keys {
+            let request = RunRequest {
+                params: None,
+                client_request_id: Some(key.into()),
+            };
+            let run = run_job(store, job.id, &request, &by(job.app)).await?;
+            ensure!(run.replayed == is_replay, "{key:?}: {run:?}");
+            made.extend(run.executions);
+        }
+    }
+    ensure!(
+        made.len() == keys.len(),
+        "{} executions for {} requests",
+        made.len(),
+        keys.len()
+    );
+    Ok(())
+}
+
+async fn runs_by_hand_at_once_share_the_slot_of_their_job(store: &TestStore) -> Result<()> {
+    const RUNS: usize = 12;
+    let job = JobRow {
+        concurrency: ConcurrencyPolicy::Serial,
+        ..given::job()
+    };
+    given::insert(store, std::slice::from_ref(&job), &[]).await?;
+    let mut callers = tokio::task::JoinSet::new();
+    for _ in 0..RUNS {
+        let (store, job) = ((**store).clone(), job.clone());
+        callers.spawn(async move { run_job(&store, job.id, &RunRequest::default(), &by(job.app)).await });
+    }
+    let mut blocked = 0;
+    while let Some(run) = callers.join_next().await {
+        blocked += usize::from(run??.blocked);
+    }
+    ensure!(blocked == RUNS - 1, "{blocked} of {RUNS} wait");
     Ok(())
 }

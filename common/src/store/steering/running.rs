@@ -10,10 +10,10 @@ use crate::{
         executions::{self, ExecutionRow, TriggerKind, rank_time},
         job_log::{self, LogEntry},
         jobs::{self, JobRow},
+        slots::LockedSlots,
     },
     time::EpochMillis,
 };
-use sqlx::AssertSqlSafe;
 use std::{ops::Range, time::Duration};
 
 /// How a run by hand is asked for.
@@ -58,7 +58,8 @@ pub async fn run_job(
 ) -> Result<Run, SteerError> {
     // Without a key of the caller's, one of its own keeps runs of one instant apart.
     let key = match &request.client_request_id {
-        Some(key) => format!("run:{key}"),
+        // By its hash: MySQL passes over trailing blanks when it compares, and its column has an end.
+        Some(key) => format!("run:{}", jobs::client_request_hash(key)),
         None => ExecutionId::generate().to_string(),
     };
     rerun(async || {
@@ -108,10 +109,8 @@ pub async fn retry_execution(store: &Store, id: ExecutionId, by: &AuditEntry) ->
 
 async fn make(store: &Store, job: &JobRow, origin: Origin, by: &AuditEntry) -> Result<Run, SteerError> {
     let mut tx = store.begin().await?;
-    let slot = match job.slot_key() {
-        Some(key) => Some(Slot::lock(&mut tx, key, job).await?),
-        None => None,
-    };
+    let slot_key = job.slot_key();
+    let mut slots = lock_slot(&mut tx, job, slot_key.as_deref()).await?;
     let locked = lock_job(&mut tx, by.app, job.id).await?;
     if let Some(made) = made_before(&mut tx, job.id, &origin.key).await? {
         return Ok(made);
@@ -120,22 +119,21 @@ async fn make(store: &Store, job: &JobRow, origin: Origin, by: &AuditEntry) -> R
         let detail = "the job is CANCELLED; submit it again to run it";
         return Err(SteerError::not_possible("job.cancelled", detail));
     }
-    if job.concurrency == ConcurrencyPolicy::Discard && slot.as_ref().is_some_and(|slot| slot.holders > 0) {
+    if job.concurrency == ConcurrencyPolicy::Discard
+        && slot_key.as_ref().is_some_and(|key| slots.any_held(key))
+    {
         let detail = "an earlier execution is still open and the concurrency policy is discard; wait for its end, or cancel it";
         return Err(SteerError::not_possible("concurrency.discarded", detail));
     }
-    let free = slot.as_ref().map_or(i64::MAX, |slot| slot.limit - slot.holders);
-    let rows: Vec<ExecutionRow> = (0_i64..)
-        .zip(origin.shards.clone())
-        .map(|(index, shard)| new_execution(&locked, &origin, shard, index < free, by.at))
+    let rows: Vec<ExecutionRow> = origin
+        .shards
+        .clone()
+        .map(|shard| {
+            let has_slot = slot_key.as_ref().is_none_or(|key| slots.take(key));
+            new_execution(&locked, &origin, shard, has_slot, by.at)
+        })
         .collect();
-    if let Some(slot) = slot {
-        let taken = rows
-            .iter()
-            .filter(|row| row.status == ExecutionStatus::Pending)
-            .count();
-        slot.take(&mut tx, i64::try_from(taken).unwrap_or(0)).await?;
-    }
+    slots.write(&mut tx).await?;
     executions::insert_many(&mut tx, &rows).await?;
     let log: Vec<LogEntry> = rows.iter().map(|row| made_entry(row, &origin.message)).collect();
     job_log::append(&mut tx, &log).await?;
@@ -172,54 +170,16 @@ async fn made_before(connection: &mut Connection, job: JobId, key: &str) -> Resu
     Ok(Some(run))
 }
 
-/// A concurrency slot under its lock.
-struct Slot {
-    key: String,
-    holders: i64,
-    limit: i64,
-}
-
-impl Slot {
-    async fn lock(tx: &mut Tx, key: String, job: &JobRow) -> Result<Self, StoreError> {
-        // Every shard of a firing holds a slot of the job's own key, so one firing fits.
-        let limit = if job.concurrency_key.is_some() {
-            1
-        } else {
-            i64::from(job.shards)
-        };
-        let insert = format!(
-            "{} concurrency_slot (slot_key, holders, slot_limit) values (?, 0, ?)",
-            tx.dialect().insert_ignore()
-        );
-        sqlx::query(AssertSqlSafe(insert))
-            .bind(key.clone())
-            .bind(limit)
-            .execute(&mut **tx)
-            .await?;
-        let select = format!(
-            "select holders, slot_limit from concurrency_slot where slot_key = ?{}",
-            tx.dialect().for_update()
-        );
-        let row = sqlx::query(AssertSqlSafe(select))
-            .bind(key.clone())
-            .fetch_one(&mut **tx)
-            .await?;
-        let row = Row(&row);
-        Ok(Self {
-            key,
-            holders: row.int("holders")?,
-            limit: row.int("slot_limit")?,
-        })
-    }
-
-    async fn take(self, tx: &mut Tx, count: i64) -> Result<(), StoreError> {
-        sqlx::query("update concurrency_slot set holders = holders + ? where slot_key = ?")
-            .bind(count)
-            .bind(self.key)
-            .execute(&mut **tx)
-            .await?;
-        Ok(())
-    }
+/// Locks the slot of the job, if its executions need one.
+async fn lock_slot(tx: &mut Tx, job: &JobRow, key: Option<&str>) -> Result<LockedSlots, StoreError> {
+    // Every shard of a firing holds a slot of the job's own key, so one firing fits.
+    let limit = if job.concurrency_key.is_some() {
+        1
+    } else {
+        i64::from(job.shards)
+    };
+    let wanted = key.map(|key| (key.to_owned(), limit)).into_iter().collect();
+    LockedSlots::lock(tx, &wanted).await
 }
 
 fn new_execution(
