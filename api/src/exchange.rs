@@ -42,6 +42,10 @@ pub(crate) async fn wrap(request: Request, next: Next) -> Response {
     if let Ok(value) = HeaderValue::from_str(&request_id) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
+    response.headers_mut().insert(
+        header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
     let status = response.status().as_u16().to_string();
     counter!("isocost_api_requests_total", "route" => route.clone(), "method" => method.to_string(), "status" => status)
         .increment(1);

@@ -137,7 +137,7 @@ async fn act(state: &ApiState, caller: &Caller, action: Action, id: JobId) -> Re
         }
         Action::Retry => {
             let mut connection = store.reader().await?;
-            let doing = listing::activity(&mut connection, &[id], false).await?;
+            let doing = listing::activity(&mut connection, caller.app(), &[id], false).await?;
             drop(connection);
             let last = doing.get(&id).and_then(|doing| doing.last.as_ref());
             let last = last.ok_or(SteerError::NotFound)?.id;

@@ -77,7 +77,7 @@ pub(super) fn respond(view: JobView) -> Response {
 /// Everything about one job.
 pub(super) async fn full_view(state: &ApiState, job: JobRow) -> Result<JobView, Problem> {
     let mut connection = state.store().reader().await?;
-    let mut activity = listing::activity(&mut connection, &[job.id], true).await?;
+    let mut activity = listing::activity(&mut connection, job.app, &[job.id], true).await?;
     let counts = listing::counts(&mut connection, job.id).await?;
     drop(connection);
     let activity = activity.remove(&job.id).unwrap_or_default();
@@ -163,7 +163,7 @@ pub(crate) async fn list(
     let mut connection = state.store().reader().await?;
     let mut rows = listing::jobs(&mut connection, &filter, page.before, page.limit()).await?;
     let next_page_token = page.next_token(LIST, &mut rows, |job| job.id);
-    let items = views(&mut connection, rows).await?;
+    let items = views(&mut connection, caller.app(), rows).await?;
     Ok(Json(Paged {
         items,
         next_page_token,
@@ -172,10 +172,11 @@ pub(crate) async fn list(
 
 async fn views(
     connection: &mut isocost_common::store::Connection,
+    app: AppId,
     rows: Vec<JobRow>,
 ) -> Result<Vec<JobView>, StoreError> {
     let ids: Vec<JobId> = rows.iter().map(|job| job.id).collect();
-    let activity = listing::activity(connection, &ids, false).await?;
+    let activity = listing::activity(connection, app, &ids, false).await?;
     Ok(rows
         .into_iter()
         .map(|job| {
@@ -217,7 +218,7 @@ pub(crate) async fn statuses(
     let mut connection = state.store().reader().await?;
     let mut rows = jobs::get_many(&mut connection, &ids).await?;
     rows.retain(|job| job.app == caller.app());
-    let mut found = views(&mut connection, rows).await?;
+    let mut found = views(&mut connection, caller.app(), rows).await?;
     let place = |id: &JobId| ids.iter().position(|asked| asked == id);
     found.sort_by_cached_key(|view| place(&view.job_id));
     let not_found = ids

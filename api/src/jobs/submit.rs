@@ -16,7 +16,7 @@ use axum::{
 };
 use isocost_common::{
     error_chain::chain,
-    id::JobId,
+    id::{AppId, JobId},
     job::{JobStatus, Trigger},
     store::{
         StoreError,
@@ -273,7 +273,7 @@ async fn answer(state: &ApiState, prepared: Prepared, admission: Admission) -> R
         }),
         Admission::Replayed(holder) => Ok(Submitted {
             job_id: holder.id,
-            status: current_status(state, &holder).await?,
+            status: current_status(state, prepared.row.app, &holder).await?,
             next_trigger_time: holder.next_trigger_time,
             replayed: true,
             warnings: prepared.warnings(state).await,
@@ -295,12 +295,12 @@ async fn answer(state: &ApiState, prepared: Prepared, admission: Admission) -> R
 }
 
 /// A job of the status waiting is shown as running while a worker owns one of its executions.
-async fn current_status(state: &ApiState, holder: &KeyHolder) -> Result<JobStatus, StoreError> {
+async fn current_status(state: &ApiState, app: AppId, holder: &KeyHolder) -> Result<JobStatus, StoreError> {
     if holder.status != JobStatus::Waiting {
         return Ok(holder.status);
     }
     let mut connection = state.store().reader().await?;
-    let activity = listing::activity(&mut connection, &[holder.id], false).await?;
+    let activity = listing::activity(&mut connection, app, &[holder.id], false).await?;
     let runs = activity
         .get(&holder.id)
         .is_some_and(|activity| activity.running > 0);

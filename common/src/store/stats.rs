@@ -1,4 +1,4 @@
-//! Counts and samples of what an app's jobs did lately.
+//! Counts and samples of what an app's jobs did lately. About the `+` before a column see [`super::listing`].
 
 use super::{Connection, Row, StoreError};
 use crate::{execution::ExecutionStatus, id::AppId, job::JobStatus, time::EpochMillis};
@@ -96,7 +96,7 @@ pub async fn outcomes_since(
 ) -> Result<Vec<OutcomeCount>, StoreError> {
     let rows = sqlx::query(
         "select handler, worker_id, status, count(*) as amount from job_execution
-          where finished_at >= ? and app_id = ? group by handler, worker_id, status",
+          where finished_at >= ? and +app_id = ? group by handler, worker_id, status",
     )
     .bind(since.0)
     .bind(app.to_string())
@@ -146,7 +146,7 @@ pub async fn timings_since(
 ) -> Result<Vec<Timing>, StoreError> {
     let rows = sqlx::query(
         "select handler, worker_id, scheduled_time, created_at, due_at, started_at, finished_at from job_execution
-          where finished_at >= ? and app_id = ? order by finished_at desc limit ?",
+          where finished_at >= ? and +app_id = ? order by finished_at desc limit ?",
     )
     .bind(since.0)
     .bind(app.to_string())

@@ -1,7 +1,7 @@
 use super::{SteerError, lifecycle::finish, lifecycle::wrong_status, lock_job, rerun, set_status};
 use crate::{
     execution::ExecutionEvent,
-    id::{ExecutionId, JobId},
+    id::{AppId, ExecutionId, JobId},
     job::{JobStatus, Trigger},
     store::{
         CHUNK, Connection, Row, Store, StoreError, Tx,
@@ -48,7 +48,7 @@ pub async fn cancel_job(store: &Store, id: JobId, by: &AuditEntry) -> Result<Can
 /// True beside the outcome when open executions are left to cancel.
 async fn cancel_part(store: &Store, id: JobId, by: &AuditEntry) -> Result<(Cancelled, bool), SteerError> {
     let mut tx = store.begin().await?;
-    let open = uncancelled(&mut tx, id).await?;
+    let open = uncancelled(&mut tx, by.app, id).await?;
     // Takes the locks in their order: slots, jobs, executions.
     let rows = transitions::lock(&mut tx, &open).await?;
     let mut job = lock_job(&mut tx, by.app, id).await?;
@@ -62,7 +62,7 @@ async fn cancel_part(store: &Store, id: JobId, by: &AuditEntry) -> Result<(Cance
     let fate_is_open = matches!(job.trigger, Trigger::Once { .. })
         && job.next_trigger_time.is_none()
         && job.status == JobStatus::Waiting
-        && (done.stopping || is_stopping(&mut tx, id).await?);
+        && (done.stopping || is_stopping(&mut tx, by.app, id).await?);
     // Settling the executions above may have written the job.
     job = lock_job(&mut tx, by.app, id).await?;
     if !fate_is_open && !job.status.is_terminal() {
@@ -70,16 +70,22 @@ async fn cancel_part(store: &Store, id: JobId, by: &AuditEntry) -> Result<(Cance
         job.next_trigger_time = None;
         set_status(&mut tx, &job, by.at).await?;
     }
-    let more = !uncancelled(&mut tx, id).await?.is_empty();
+    let more = !uncancelled(&mut tx, by.app, id).await?.is_empty();
     finish(tx, id, "cancelled", by).await?;
     Ok((done, more))
 }
 
-async fn uncancelled(connection: &mut Connection, job: JobId) -> Result<Vec<ExecutionId>, StoreError> {
+async fn uncancelled(
+    connection: &mut Connection,
+    app: AppId,
+    job: JobId,
+) -> Result<Vec<ExecutionId>, StoreError> {
     let rows = sqlx::query(
-        "select id from job_execution where job_id = ? and status < 5 and cancel_requested_at is null
+        "select id from job_execution
+          where app_id = ? and status in (0, 1, 2, 3, 4) and +job_id = ? and cancel_requested_at is null
           order by id limit ?",
     )
+    .bind(app.to_string())
     .bind(job.to_string())
     .bind(AT_ONCE)
     .fetch_all(connection)
@@ -87,12 +93,14 @@ async fn uncancelled(connection: &mut Connection, job: JobId) -> Result<Vec<Exec
     rows.iter().map(|row| Row(row).parsed("id")).collect()
 }
 
-async fn is_stopping(connection: &mut Connection, job: JobId) -> Result<bool, StoreError> {
-    let row =
-        sqlx::query("select count(*) as owned from job_execution where job_id = ? and status in (3, 4)")
-            .bind(job.to_string())
-            .fetch_one(connection)
-            .await?;
+async fn is_stopping(connection: &mut Connection, app: AppId, job: JobId) -> Result<bool, StoreError> {
+    let row = sqlx::query(
+        "select count(*) as owned from job_execution where app_id = ? and status in (3, 4) and +job_id = ?",
+    )
+    .bind(app.to_string())
+    .bind(job.to_string())
+    .fetch_one(connection)
+    .await?;
     Ok(Row(&row).int("owned")? > 0)
 }
 

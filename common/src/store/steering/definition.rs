@@ -84,7 +84,7 @@ async fn delete_idle(store: &Store, id: JobId, by: &AuditEntry) -> Result<bool, 
     rerun(async || {
         let mut tx = store.begin().await?;
         lock_job(&mut tx, by.app, id).await?;
-        if has_open_executions(&mut tx, id).await? {
+        if has_open_executions(&mut tx, by.app, id).await? {
             return Ok(false);
         }
         for statement in [

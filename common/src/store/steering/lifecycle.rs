@@ -1,6 +1,6 @@
 use super::{SteerError, lock_job, rerun, set_status};
 use crate::{
-    id::JobId,
+    id::{AppId, JobId},
     job::{JobStatus, Trigger, Window},
     store::{
         Connection, Row, Store, StoreError, Tx,
@@ -70,7 +70,7 @@ async fn replan(connection: &mut Connection, job: &mut JobRow, now: EpochMillis)
         end_at: job.end_at,
     };
     job.status = JobStatus::Waiting;
-    let open = has_open_executions(connection, job.id).await?;
+    let open = has_open_executions(connection, job.app, job.id).await?;
     let missed = job.next_trigger_time.is_none_or(|next| next <= now);
     match &job.trigger {
         Trigger::Cron { .. } | Trigger::FixedRate { .. } if missed => {
@@ -99,12 +99,21 @@ async fn replan(connection: &mut Connection, job: &mut JobRow, now: EpochMillis)
     Ok(())
 }
 
-/// True when an execution of the job is not terminal.
-pub(super) async fn has_open_executions(connection: &mut Connection, id: JobId) -> Result<bool, StoreError> {
-    let row = sqlx::query("select count(*) as open_count from job_execution where job_id = ? and status < 5")
-        .bind(id.to_string())
-        .fetch_one(connection)
-        .await?;
+/// True when an execution of the job is not terminal. (About the `+` see [`crate::store::listing`]: a job may have a
+/// million ended executions, and the open ones of its app are fewer.)
+pub(super) async fn has_open_executions(
+    connection: &mut Connection,
+    app: AppId,
+    id: JobId,
+) -> Result<bool, StoreError> {
+    let row = sqlx::query(
+        "select count(*) as open_count from job_execution
+          where app_id = ? and status in (0, 1, 2, 3, 4) and +job_id = ?",
+    )
+    .bind(app.to_string())
+    .bind(id.to_string())
+    .fetch_one(connection)
+    .await?;
     Ok(Row(&row).int("open_count")? > 0)
 }
 
