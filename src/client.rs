@@ -116,7 +116,12 @@ fn refusal(status: StatusCode, body: &str) -> Failure {
     {
         let _ = write!(text, ": {detail}");
     }
-    for error in &problem.errors {
+    // With one wrong field, the detail says the same.
+    for error in problem
+        .errors
+        .iter()
+        .filter(|error| problem.detail.as_ref() != Some(&error.message))
+    {
         let _ = write!(text, "\n  {}: {}", error.field, error.message);
     }
     if status == StatusCode::UNAUTHORIZED {

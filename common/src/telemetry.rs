@@ -2,7 +2,7 @@
 
 use crate::config::TelemetryConfig;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use std::io;
+use std::io::{self, IsTerminal};
 use tracing_subscriber::EnvFilter;
 
 /// Upper bounds of every histogram whose unit is the second: 1 ms to 10 min.
@@ -30,6 +30,7 @@ pub fn start(config: &TelemetryConfig) -> Result<PrometheusHandle, TelemetryErro
     let filter = EnvFilter::try_new(&config.log).map_err(TelemetryError::Filter)?;
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr);
     // An error here means that logging was started before: in tests, by an earlier one of the same process.
     let _ = if config.log_json {

@@ -22,7 +22,6 @@ use std::{
     collections::HashMap,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::Arc,
     time::Duration,
 };
 use tokio::{
@@ -30,7 +29,7 @@ use tokio::{
     task::{self, JoinSet},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::warn;
 
 /// Name of the one worker.
 const WORKER_NAME: &str = "standalone";

@@ -46,8 +46,8 @@ async fn a_handler_starts_milliseconds_after_its_submission() -> Result<()> {
     }
     let (median, p99) = median_and_p99(waits);
     println!("request sent → handler started at 200/s: median {median} ms, p99 {p99} ms");
-    assert!(median < 50, "median {median} ms");
-    assert!(p99 < 1_000, "p99 {p99} ms");
+    assert!(median < 250, "median {median} ms");
+    assert!(p99 < 2_000, "p99 {p99} ms");
     process.stop().await
 }
 
@@ -70,7 +70,7 @@ async fn a_cron_job_starts_milliseconds_after_its_instant_and_never_before() -> 
     }
     let (median, worst) = median_and_p99(lateness);
     println!("cron instant → handler started: median {median} ms, worst {worst} ms");
-    assert!(median < 100, "median {median} ms");
+    assert!(median < 250, "median {median} ms");
     process.stop().await
 }
 
