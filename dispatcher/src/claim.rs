@@ -11,11 +11,10 @@ use isocost_common::{
     job::{ConcurrencyPolicy, JobStatus},
     store::{
         StoreError, Tx,
-        claim::{self, Advance, DueJob},
+        claim::{self, Advance, DueJob, DueRow},
         epoch,
         executions::{self, ExecutionRow, TriggerKind, rank_time},
         job_log::{self, LogEntry},
-        jobs::JobRow,
         placement::{Class, Handover, Order},
         settle::{self, Ended},
         slots::LockedSlots,
@@ -23,15 +22,21 @@ use isocost_common::{
     time::EpochMillis,
 };
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     time::Duration,
 };
+use tokio::time::Instant;
 use tracing::{debug, warn};
+
+/// Without a claim for this long, the leader looks behind what it has no room for.
+const LOOK_BEHIND: Duration = Duration::from_millis(50);
+/// Classes of the last claim whose room decides about the size of the next.
+const REMEMBERED_CLASSES: usize = 16;
 
 /// What a claim is about to write.
 #[derive(Debug, Default)]
 struct Batch {
-    jobs: Vec<JobRow>,
+    jobs: Vec<DueJob>,
     executions: Vec<ClaimedExecution>,
     advances: Vec<Advance>,
     log: Vec<LogEntry>,
@@ -48,31 +53,52 @@ struct ClaimedExecution {
 }
 
 impl Leader {
-    /// Claims due jobs. True when there may be more.
+    /// Claims due jobs, as many as the classes of the last claim have room for: what is placed by its claim is written
+    /// once, what has to wait is written twice. When nothing was claimed for a while because those classes are full, a
+    /// whole batch is, so that others are found behind a flood of theirs.
+    ///
+    /// True when there may be more.
     pub(crate) async fn claim(&mut self) -> Result<bool, StoreError> {
-        let claimed = match self.claim_once(false).await {
+        let now = Instant::now();
+        let room = self.room_for_last_claim(now);
+        self.holds_back = room == 0 && now < self.look_behind_at;
+        if self.holds_back {
+            return Ok(false);
+        }
+        let limit = if room == 0 { u32::MAX } else { room }.min(self.config.claim_batch);
+        let claimed = match self.claim_once(limit, false).await {
             // A firing of this instant stands already, for instance of a job that was restored from a copy: it stands
             // for itself, and its neighbours must not wait for it.
-            Err(StoreError::Duplicate(_)) => self.claim_once(true).await?,
+            Err(StoreError::Duplicate(_)) => self.claim_once(limit, true).await?,
             other => other?,
         };
+        self.look_behind_at = now + LOOK_BEHIND;
         // The agenda is read again: it knows what is due next, and whether the batch left something behind.
         self.agenda = None;
         Ok(claimed > 0)
     }
 
-    async fn claim_once(&mut self, leave_out_standing: bool) -> Result<usize, StoreError> {
+    fn room_for_last_claim(&mut self, now: Instant) -> u32 {
+        let mut room = 0;
+        for class in &self.last_claimed {
+            let offers = self.fleet.offers(class, now);
+            room += offers
+                .iter()
+                .map(|(_, offer)| offer.free + offer.extra)
+                .sum::<u32>();
+        }
+        room
+    }
+
+    async fn claim_once(&mut self, limit: u32, leave_out_standing: bool) -> Result<usize, StoreError> {
         let now = self.store.now();
-        let limit = self.config.claim_batch;
         let mut tx = self.store.begin().await?;
         epoch::guard(&mut tx, self.tenure.epoch).await?;
-        let wanted = claim::slots_of_due(&mut tx, now, limit).await?;
-        let mut slots = LockedSlots::lock(&mut tx, &wanted).await?;
-        let due = claim::lock_due(&mut tx, now, limit).await?;
-        let claimed = due.len();
-        if claimed == 0 {
+        let (due, mut slots) = claim::lock_due(&mut tx, now, limit).await?;
+        if due.is_empty() {
             return Ok(0);
         }
+        let jobs = due.len();
         let standing = if leave_out_standing {
             standing_firings(&mut tx, &due).await?
         } else {
@@ -89,7 +115,7 @@ impl Leader {
             Ok(something_due) => {
                 self.backlog.is_stale |= something_due;
                 self.adopt_claimed(&batch, &seated, handover);
-                Ok(claimed)
+                Ok(jobs)
             }
             Err(failure) => {
                 self.release_seats(seated.iter().map(|(line, _)| line));
@@ -155,6 +181,10 @@ impl Leader {
             }
         }
         self.publisher.dispatch(parcels);
+        let classes = batch.executions.iter().map(|execution| &execution.row.class_key);
+        let classes: BTreeSet<&String> = classes.collect();
+        let classes = classes.into_iter().take(REMEMBERED_CLASSES);
+        self.last_claimed = classes.filter_map(|key| self.backlog.class(key)).collect();
     }
 }
 
@@ -162,13 +192,13 @@ impl Batch {
     /// Adds what one due job does.
     fn fire(
         &mut self,
-        due: DueJob,
+        due: DueRow,
         now: EpochMillis,
         misfire_after: Duration,
         standing: &HashSet<(JobId, EpochMillis)>,
         slots: &mut LockedSlots,
     ) {
-        let DueJob { id, version, job } = due;
+        let DueRow { id, version, job } = due;
         let mut advance = Advance {
             id,
             version,
@@ -177,8 +207,7 @@ impl Batch {
             invalid_reason: None,
         };
         let planned = job.and_then(|job| {
-            let due = job.next_trigger_time.unwrap_or(now);
-            let plan = misfire::plan(&job, due, now, misfire_after).map_err(|error| error.to_string())?;
+            let plan = misfire::plan(&job, now, misfire_after).map_err(|error| error.to_string())?;
             Ok((job, plan))
         });
         let (job, plan) = match planned {
@@ -194,7 +223,7 @@ impl Batch {
             }
         };
         // Locked a moment after its slots were looked up: it changed in between, and is left for the next claim.
-        if job.slot_key().is_some_and(|key| !slots.contains(&key)) {
+        if job.slot_key.as_ref().is_some_and(|key| !slots.contains(key)) {
             return;
         }
         advance.next_trigger_time = plan.next;
@@ -210,7 +239,7 @@ impl Batch {
     /// Adds the executions of a plan, one a firing and shard, with the slots they start with.
     fn execute(
         &mut self,
-        job: &JobRow,
+        job: &DueJob,
         plan: &FiringPlan,
         now: EpochMillis,
         standing: &HashSet<(JobId, EpochMillis)>,
@@ -219,8 +248,7 @@ impl Batch {
         if let Some(from) = plan.left_out_from {
             self.log.push(left_out(job, from, now));
         }
-        let slot_key = job.slot_key();
-        let class_key = job.class_key();
+        let slot_key = &job.slot_key;
         for firing in &plan.firings {
             if standing.contains(&(job.id, firing.scheduled)) {
                 debug!(job.id = %job.id, scheduled_time = %firing.scheduled, "this firing stands already");
@@ -240,7 +268,7 @@ impl Batch {
                 let missed = firing.missed.then_some("missed; made up for by policy");
                 self.executions.push(ClaimedExecution {
                     job: self.jobs.len(),
-                    row: new_execution(job, &class_key, &slot_key, firing.scheduled, shard, status, now),
+                    row: new_execution(job, firing.scheduled, shard, status, now),
                     message: why.or(missed),
                 });
             }
@@ -266,7 +294,7 @@ impl Batch {
     }
 }
 
-fn left_out(job: &JobRow, from: EpochMillis, now: EpochMillis) -> LogEntry {
+fn left_out(job: &DueJob, from: EpochMillis, now: EpochMillis) -> LogEntry {
     LogEntry {
         job: job.id,
         execution: None,
@@ -283,9 +311,7 @@ fn left_out(job: &JobRow, from: EpochMillis, now: EpochMillis) -> LogEntry {
 }
 
 fn new_execution(
-    job: &JobRow,
-    class_key: &str,
-    slot_key: &Option<String>,
+    job: &DueJob,
     scheduled: EpochMillis,
     shard: u32,
     status: ExecutionStatus,
@@ -303,17 +329,17 @@ fn new_execution(
         trigger_kind: TriggerKind::Schedule,
         status,
         not_before: scheduled,
-        class_key: class_key.to_owned(),
+        class_key: job.class_key.clone(),
         rank_time: rank_time(scheduled, job.priority),
         attempt: 0,
         interruptions: 0,
-        max_attempts: job.retry.max_attempts,
+        max_attempts: job.max_attempts,
         dispatch_seq: 0,
         worker: None,
         incarnation: None,
         epoch: None,
         not_after: None,
-        slot_key: slot_key.clone(),
+        slot_key: job.slot_key.clone(),
         params: None,
         created_at: now,
         due_at: Some(scheduled),
@@ -362,14 +388,14 @@ async fn write(mut tx: Tx, batch: &Batch, slots: &LockedSlots, now: EpochMillis)
     Ok(applied.due.is_some())
 }
 
-async fn standing_firings(tx: &mut Tx, due: &[DueJob]) -> Result<HashSet<(JobId, EpochMillis)>, StoreError> {
+async fn standing_firings(tx: &mut Tx, due: &[DueRow]) -> Result<HashSet<(JobId, EpochMillis)>, StoreError> {
     let jobs: Vec<_> = due.iter().filter_map(|due| due.job.as_ref().ok()).collect();
     let ids: Vec<_> = jobs.iter().map(|job| job.id).collect();
-    let since = jobs.iter().filter_map(|job| job.next_trigger_time).min();
+    let since = jobs.iter().map(|job| job.due).min();
     claim::standing_firings(tx, &ids, since.unwrap_or(EpochMillis(0))).await
 }
 
-fn order(row: &ExecutionRow, job: &JobRow) -> Order {
+fn order(row: &ExecutionRow, job: &DueJob) -> Order {
     Order {
         claim: row.claim(),
         job: row.job,

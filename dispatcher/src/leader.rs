@@ -21,7 +21,7 @@ use isocost_common::{
     execution::ExecutionStatus,
     id::AppId,
     message::{Settled, SettledMessage},
-    store::{Store, StoreError, claim::Agenda},
+    store::{Store, StoreError, claim::Agenda, placement::Class},
     time::EpochMillis,
 };
 use std::{collections::HashMap, sync::Arc, time::Duration};
@@ -30,7 +30,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{error, warn};
+use tracing::{debug, error, warn};
 
 /// The set is compared with the database this often.
 pub(crate) const RELOAD_INTERVAL: Duration = Duration::from_secs(2);
@@ -85,6 +85,12 @@ pub(crate) struct Leader {
     pub(crate) maintenance: bool,
     /// What the tables have to do by time; none when it must be read anew.
     pub(crate) agenda: Option<Agenda>,
+    /// The classes of the last claim.
+    pub(crate) last_claimed: Vec<Arc<Class>>,
+    /// When jobs are claimed although those classes have no room.
+    pub(crate) look_behind_at: Instant,
+    /// Jobs are due and not claimed until then.
+    pub(crate) holds_back: bool,
     /// Rows of members must be written before the next pass.
     pub(crate) registrations: bool,
     /// A cancel may have been requested.
@@ -132,6 +138,9 @@ impl Leader {
             app_limits: HashMap::new(),
             maintenance: false,
             agenda: None,
+            last_claimed: Vec::new(),
+            look_behind_at: now,
+            holds_back: false,
             registrations: false,
             cancels_due: true,
             listeners: Listeners::start(&ports.broker, &office.names, &office.process, term),
@@ -148,7 +157,26 @@ impl Leader {
             return Err(failure);
         }
         leader.reload_at = now + RELOAD_INTERVAL;
+        leader.meet_workers().await;
         Ok(leader)
+    }
+
+    /// Takes in the last heartbeats that the coordination service keeps, so that workers which started before this leader
+    /// are known at once and not a beat later.
+    async fn meet_workers(&mut self) {
+        match self.ports.coordination.heartbeats().await {
+            Ok(stored) => {
+                for beat in stored {
+                    match serde_json::from_str(&beat.payload) {
+                        Ok(heartbeat) => self.take_heartbeat(&heartbeat, Instant::now()),
+                        Err(error) => {
+                            debug!(incarnation = %beat.incarnation, %error, "an unreadable heartbeat");
+                        }
+                    }
+                }
+            }
+            Err(error) => warn!(%error, "reading the last heartbeats"),
+        }
     }
 
     /// Leads until `term` ends; the pass in hand is completed.
@@ -267,7 +295,12 @@ impl Leader {
         let due = self.agenda.and_then(|agenda| agenda.earliest()).map(|due| {
             // Overdue although nothing more was to be done: its row is locked by somebody, or nothing may be claimed.
             let pause = due.since(self.store.now());
-            now + pause.max(Duration::from_millis(if self.maintenance { 500 } else { 1 }))
+            let pause = pause.max(Duration::from_millis(if self.maintenance { 500 } else { 1 }));
+            if self.holds_back {
+                (now + pause).max(self.look_behind_at)
+            } else {
+                now + pause
+            }
         });
         let retry = (!self.backlog.is_empty())
             .then(|| self.fleet.next_retry(now))

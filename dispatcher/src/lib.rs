@@ -22,8 +22,6 @@ mod reconcile;
 mod recovery;
 pub mod relay;
 mod subscription;
-#[cfg(test)]
-mod testing;
 
 pub use error::Error;
 pub use recovery::bury_all;

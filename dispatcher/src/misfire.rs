@@ -1,9 +1,9 @@
 //! What a due job fires now, and when it is due next: pure, of the job and the instant.
 
 use isocost_common::{
-    job::{MisfirePolicy, Trigger, Window},
+    job::{MisfirePolicy, Trigger},
     schedule::ScheduleError,
-    store::jobs::JobRow,
+    store::claim::DueJob,
     time::EpochMillis,
 };
 use std::{collections::VecDeque, time::Duration};
@@ -32,7 +32,7 @@ pub(crate) struct FiringPlan {
     pub(crate) left_out_from: Option<EpochMillis>,
 }
 
-/// Plans the firings of a job that was due at `due`, at the instant `now`.
+/// Plans the firings of a due job at the instant `now`.
 ///
 /// A firing later than `misfire_after` is missed. From then on all firings up to `now` go by the job's policy, and the
 /// next one is computed from `now`: two weeks of missed seconds are never walked through one by one. A one-shot and a
@@ -41,17 +41,13 @@ pub(crate) struct FiringPlan {
 /// # Errors
 /// [`ScheduleError`] when the trigger cannot be evaluated.
 pub(crate) fn plan(
-    job: &JobRow,
-    due: EpochMillis,
+    job: &DueJob,
     now: EpochMillis,
     misfire_after: Duration,
 ) -> Result<FiringPlan, ScheduleError> {
+    let due = job.due;
     let late = due < now - misfire_after;
-    let window = Window {
-        start_at: job.start_at,
-        end_at: job.end_at,
-    };
-    let next_after = |after| job.trigger.next_firing(after, window);
+    let next_after = |after| job.trigger.next_firing(after, job.window);
     if !matches!(job.trigger, Trigger::Cron { .. } | Trigger::FixedRate { .. }) {
         return Ok(FiringPlan::once(due, late, None));
     }

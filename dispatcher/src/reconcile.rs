@@ -36,8 +36,6 @@ const REPORT_AGE: Duration = Duration::from_secs(1);
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// Releases asked for in one round, so that slow reports do not set off a flood of them.
 const MOST_MOVES: usize = 64;
-/// How much longer than its time limit a run may go unreported before a dispatcher ends it.
-const RESULT_GRACE: Duration = Duration::from_secs(30);
 
 /// Handovers that workers hold and the set does not name as theirs.
 #[derive(Debug, Default)]
@@ -232,9 +230,9 @@ impl Leader {
 
     /// Ends runs whose result is overdue. Terminal: a run that was not proven stopped must not get a second one beside it.
     pub(crate) async fn end_overdue(&mut self, now: EpochMillis) -> Result<(), StoreError> {
-        let began = self.began_at;
+        let (began, grace) = (self.began_at, millis(self.config.result_grace_ms));
         let is_overdue = move |started_at: Option<EpochMillis>, timeout_ms: i64| {
-            let allowed = millis(u64::try_from(timeout_ms).unwrap_or(0)) + RESULT_GRACE;
+            let allowed = millis(u64::try_from(timeout_ms).unwrap_or(0)) + grace;
             started_at.is_some_and(|at| at.max(began) + allowed < now)
         };
         let overdue: Vec<ExecutionId> = self

@@ -56,6 +56,9 @@ pub struct DispatcherConfig {
     pub weights: BalancerWeights,
     /// Firings later than this count as missed and go by the misfire policy, in milliseconds. Default 60,000.
     pub misfire_after_ms: u64,
+    /// How much longer than its time limit a run may go unreported before a dispatcher ends it, in milliseconds.
+    /// Default 30,000.
+    pub result_grace_ms: u64,
     /// Days that finished executions, their steps and logs are kept. Default 30.
     pub history_days: u32,
 }
@@ -70,6 +73,7 @@ impl Default for DispatcherConfig {
             strategy: BalancerStrategy::default(),
             weights: BalancerWeights::default(),
             misfire_after_ms: 60_000,
+            result_grace_ms: 30_000,
             history_days: 30,
         }
     }

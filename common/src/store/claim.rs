@@ -1,18 +1,17 @@
 //! The leader's claim: due jobs under their row locks, and what a claim writes to them.
 
 use super::{
-    BulkUpdate, Connection, Row, StoreError, Tx,
-    jobs::{self, JobRow},
-    key_chunks, placeholders, slots,
-    sql::AnyQuery,
+    AnyQuery, BulkUpdate, Connection, Row, StoreError, Tx, key_chunks, placeholders,
+    slots::{self, LockedSlots},
 };
 use crate::{
     execution::ExecutionStatus,
-    id::{ExecutionId, JobId},
-    job::{ConcurrencyPolicy, JobStatus},
+    id::{AppId, ExecutionId, JobId},
+    job::{Backoff, ConcurrencyPolicy, JobStatus, Misfire, MisfirePolicy, Selector, Trigger, Window},
+    raw_json::RawJson,
     time::EpochMillis,
 };
-use sqlx::{AssertSqlSafe, any::AnyRow};
+use sqlx::AssertSqlSafe;
 use std::collections::{BTreeMap, HashSet};
 
 /// What the leader has to do by time: for each kind of work the earliest instant, none when there is none.
@@ -76,45 +75,115 @@ pub async fn agenda(connection: &mut Connection) -> Result<Agenda, StoreError> {
     })
 }
 
-/// A job that is due, locked.
-#[derive(Debug)]
+/// A job that is due: what a claim needs of it, and no more, for a claim reads hundreds of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DueJob {
+    /// The job.
+    pub id: JobId,
+    /// Its tenant.
+    pub app: AppId,
+    /// For people.
+    pub name: String,
+    /// What runs it.
+    pub handler: String,
+    /// Given to its executions.
+    pub params: RawJson,
+    /// What makes it fire.
+    pub trigger: Trigger,
+    /// When it may fire.
+    pub window: Window,
+    /// The instant it is due for.
+    pub due: EpochMillis,
+    /// 0 to 9, higher first.
+    pub priority: u8,
+    /// Run time allowed, in milliseconds.
+    pub timeout_ms: i64,
+    /// Time from due to start after which it expires, in milliseconds.
+    pub start_deadline_ms: Option<i64>,
+    /// Starts allowed.
+    pub max_attempts: u32,
+    /// What happens to missed firings.
+    pub misfire: Misfire,
+    /// What happens to overlapping firings.
+    pub concurrency: ConcurrencyPolicy,
+    /// The slot key its executions hold while open, if its policies ask for one.
+    pub slot_key: Option<String>,
+    /// Executions a firing is split into.
+    pub shards: u32,
+    /// Labels a worker must carry.
+    pub selector: Selector,
+    /// The class its executions wait in.
+    pub class_key: String,
+}
+
+/// The row of a job that is due, locked.
+#[derive(Debug)]
+pub struct DueRow {
     /// Its id, as text: a row that cannot be read must still be named.
     pub id: String,
     /// Guard of the write that follows.
     pub version: i64,
     /// The job, or why its row cannot be used.
-    pub job: Result<JobRow, String>,
+    pub job: Result<DueJob, String>,
 }
 
-/// The slots, with their limits, that the jobs at the head of the queue need. Read without locks, so that the slots can
-/// be locked before the jobs are, as the lock order asks.
+const DUE: &str = "id, app_id, version, name, handler, params, trigger_spec, start_at, end_at, next_trigger_time, \
+     priority, timeout_ms, start_deadline_ms, retry_max_attempts, retry_backoff, misfire_policy, \
+     misfire_max_catch_up, concurrency_policy, concurrency_key, shards, selector, class_key";
+
+/// Locks the jobs that are due, the longest due first, and the slots they need; jobs that somebody else has locked are
+/// left for the next claim.
 ///
 /// # Errors
 /// [`StoreError`] of the database.
-pub async fn slots_of_due(
-    connection: &mut Connection,
+pub async fn lock_due(
+    tx: &mut Tx,
     now: EpochMillis,
     limit: u32,
-) -> Result<BTreeMap<String, i64>, StoreError> {
-    let rows = sqlx::query(
-        "select id, app_id, concurrency_policy, concurrency_key, shards from job_info
-          where status = ? and next_trigger_time <= ?
-          order by next_trigger_time limit ?",
-    )
-    .bind(JobStatus::Waiting.code())
-    .bind(now.0)
-    .bind(i64::from(limit))
-    .fetch_all(connection)
-    .await?;
+) -> Result<(Vec<DueRow>, LockedSlots), StoreError> {
+    let lock = tx.dialect().for_update_skip_locked();
+    let sql = |columns: &str, lock: &str| {
+        let sql = format!(
+            "select {columns} from job_info where status = {} and next_trigger_time <= ?
+              order by next_trigger_time limit ?{lock}",
+            JobStatus::Waiting.code()
+        );
+        AssertSqlSafe(sql)
+    };
+    // Slots are locked before jobs, and only the jobs tell which: so they are read twice, first without a lock. Where
+    // the transaction itself is the lock, in SQLite, once is enough.
     let mut wanted = BTreeMap::new();
-    for row in &rows {
-        // What cannot be read here is found out, and named, when the row is claimed.
-        if let Ok(Some((key, limit))) = slot_of(&Row(row)) {
-            wanted.insert(key, limit);
+    if !lock.is_empty() {
+        let columns = "id, app_id, concurrency_policy, concurrency_key, shards";
+        let query = sqlx::query(sql(columns, "")).bind(now.0).bind(i64::from(limit));
+        for row in query.fetch_all(&mut **tx).await? {
+            // What cannot be read here is found out, and named, below.
+            wanted.extend(slot_of(&Row(&row)).ok().flatten());
         }
     }
-    Ok(wanted)
+    let mut slots = LockedSlots::lock(tx, &wanted).await?;
+    let query = sqlx::query(sql(DUE, lock)).bind(now.0).bind(i64::from(limit));
+    let rows: Vec<DueRow> = query
+        .fetch_all(&mut **tx)
+        .await?
+        .iter()
+        .map(|row| read_due(&Row(row)))
+        .collect::<Result<_, _>>()?;
+    if lock.is_empty() {
+        let jobs = rows.iter().filter_map(|row| row.job.as_ref().ok());
+        wanted.extend(jobs.filter_map(|job| Some((job.slot_key.clone()?, slot_limit(job)))));
+        slots = LockedSlots::lock(tx, &wanted).await?;
+    }
+    Ok((rows, slots))
+}
+
+/// Every shard of a firing holds a slot of its job's own key, so that one firing fits; a key across jobs has one slot.
+fn slot_limit(job: &DueJob) -> i64 {
+    if job.slot_key == Some(slots::job_key(job.id)) {
+        i64::from(job.shards)
+    } else {
+        1
+    }
 }
 
 fn slot_of(row: &Row<'_>) -> Result<Option<(String, i64)>, StoreError> {
@@ -122,43 +191,51 @@ fn slot_of(row: &Row<'_>) -> Result<Option<(String, i64)>, StoreError> {
         return Ok(Some((slots::shared_key(row.parsed("app_id")?, &key), 1)));
     }
     let policy = row.coded("concurrency_policy", ConcurrencyPolicy::from_code)?;
-    // Every shard of a firing holds a slot, so one firing fits.
     Ok((policy != ConcurrencyPolicy::Parallel)
         .then_some((slots::job_key(row.parsed("id")?), row.int("shards")?)))
 }
 
-/// Locks the jobs that are due, the longest due first; those that somebody else has locked are left for the next claim.
-///
-/// # Errors
-/// [`StoreError`] of the database.
-pub async fn lock_due(tx: &mut Tx, now: EpochMillis, limit: u32) -> Result<Vec<DueJob>, StoreError> {
-    let sql = format!(
-        "select {} from job_info where status = ? and next_trigger_time <= ?
-          order by next_trigger_time limit ?{}",
-        jobs::columns(),
-        tx.dialect().for_update_skip_locked()
-    );
-    let rows = sqlx::query(AssertSqlSafe(sql))
-        .bind(JobStatus::Waiting.code())
-        .bind(now.0)
-        .bind(i64::from(limit))
-        .fetch_all(&mut **tx)
-        .await?;
-    rows.iter().map(read_due).collect()
-}
-
-fn read_due(row: &AnyRow) -> Result<DueJob, StoreError> {
-    let job = match jobs::read_lenient(row) {
-        Ok((job, None)) => Ok(job),
-        Ok((_, Some(reason))) => Err(reason),
-        Err(StoreError::Corrupt(reason)) => Err(reason),
-        Err(error) => return Err(error),
-    };
-    let row = Row(row);
-    Ok(DueJob {
+fn read_due(row: &Row<'_>) -> Result<DueRow, StoreError> {
+    Ok(DueRow {
         id: row.text("id")?,
         version: row.int("version")?,
-        job,
+        job: match read_job(row) {
+            Ok(job) => Ok(job),
+            Err(StoreError::Corrupt(reason)) => Err(reason),
+            Err(error) => return Err(error),
+        },
+    })
+}
+
+fn read_job(row: &Row<'_>) -> Result<DueJob, StoreError> {
+    let params = row.text("params")?;
+    // Settling reads it when an attempt failed; better to say now that it cannot be.
+    row.coded("retry_backoff", Backoff::from_code)?;
+    Ok(DueJob {
+        id: row.parsed("id")?,
+        app: row.parsed("app_id")?,
+        name: row.text("name")?,
+        handler: row.text("handler")?,
+        params: RawJson::parse(params).map_err(|error| StoreError::Corrupt(format!("params: {error}")))?,
+        trigger: row.json("trigger_spec")?,
+        window: Window {
+            start_at: row.opt_instant("start_at")?,
+            end_at: row.opt_instant("end_at")?,
+        },
+        due: row.instant("next_trigger_time")?,
+        priority: row.number("priority")?,
+        timeout_ms: row.int("timeout_ms")?,
+        start_deadline_ms: row.opt_int("start_deadline_ms")?,
+        max_attempts: row.number("retry_max_attempts")?,
+        misfire: Misfire {
+            policy: row.coded("misfire_policy", MisfirePolicy::from_code)?,
+            max_catch_up: row.number("misfire_max_catch_up")?,
+        },
+        concurrency: row.coded("concurrency_policy", ConcurrencyPolicy::from_code)?,
+        slot_key: slot_of(row)?.map(|(key, _)| key),
+        shards: row.number("shards")?,
+        selector: row.json_or_default("selector")?,
+        class_key: row.text("class_key")?,
     })
 }
 

@@ -1,13 +1,45 @@
 use super::*;
-use crate::testing::job;
-use isocost_common::{job::Misfire, schedule::CronDialect};
+use isocost_common::{
+    id::{AppId, JobId},
+    job::{ConcurrencyPolicy, Misfire, Selector, Window},
+    raw_json::RawJson,
+    schedule::CronDialect,
+};
 
 const NOON: EpochMillis = EpochMillis(1_796_040_000_000); // 2026-11-30T12:00:00Z
 const MISFIRE_AFTER: Duration = Duration::from_secs(60);
 const TWO_WEEKS: Duration = Duration::from_secs(14 * 86_400);
 
-fn cron(expr: &str, policy: MisfirePolicy, max_catch_up: u32) -> JobRow {
-    JobRow {
+/// A job of no special kind, due at noon.
+fn job() -> DueJob {
+    DueJob {
+        id: JobId::generate(),
+        app: AppId::generate(),
+        name: "a job".into(),
+        handler: "noop".into(),
+        params: RawJson::null(),
+        trigger: Trigger::Manual {},
+        window: Window::default(),
+        due: NOON,
+        priority: 5,
+        timeout_ms: 600_000,
+        start_deadline_ms: None,
+        max_attempts: 1,
+        misfire: Misfire::default(),
+        concurrency: ConcurrencyPolicy::Parallel,
+        slot_key: None,
+        shards: 1,
+        selector: Selector::new(),
+        class_key: String::new(),
+    }
+}
+
+fn at(job: &DueJob, due: EpochMillis) -> DueJob {
+    DueJob { due, ..job.clone() }
+}
+
+fn cron(expr: &str, policy: MisfirePolicy, max_catch_up: u32) -> DueJob {
+    DueJob {
         trigger: Trigger::Cron {
             expr: expr.into(),
             time_zone: "UTC".into(),
@@ -18,12 +50,12 @@ fn cron(expr: &str, policy: MisfirePolicy, max_catch_up: u32) -> JobRow {
     }
 }
 
-fn every_five_seconds(policy: MisfirePolicy) -> JobRow {
+fn every_five_seconds(policy: MisfirePolicy) -> DueJob {
     cron("*/5 * * * * ?", policy, 10)
 }
 
-fn planned(job: &JobRow, late: Duration) -> FiringPlan {
-    plan(job, NOON - late, NOON, MISFIRE_AFTER).expect("the trigger is valid")
+fn planned(job: &DueJob, late: Duration) -> FiringPlan {
+    plan(&at(job, NOON - late), NOON, MISFIRE_AFTER).expect("the trigger is valid")
 }
 
 fn in_seconds(seconds: u64) -> EpochMillis {
@@ -55,7 +87,7 @@ fn firings_that_are_late_but_not_missed_all_fire() {
 fn a_firing_is_missed_one_millisecond_after_the_limit() {
     let job = cron("0 * * * * ?", MisfirePolicy::FireOnce, 10);
     let now = NOON + MISFIRE_AFTER;
-    let missed = |now| plan(&job, NOON, now, MISFIRE_AFTER).expect("valid").firings[0].missed;
+    let missed = |now| plan(&job, now, MISFIRE_AFTER).expect("valid").firings[0].missed;
     assert!(!missed(now));
     assert!(missed(now + MILLISECOND));
 }
@@ -108,7 +140,7 @@ fn catch_up_makes_up_for_all_when_there_are_few() {
 fn a_one_shot_and_a_fixed_delay_fire_however_late_they_are() {
     let once = Trigger::Once { at: NOON - TWO_WEEKS };
     for trigger in [once, Trigger::FixedDelay { every_ms: 1_000 }] {
-        let job = JobRow {
+        let job = DueJob {
             trigger,
             ..every_five_seconds(MisfirePolicy::Skip)
         };
@@ -133,8 +165,11 @@ fn du03_a_schedule_with_one_instant_has_no_next_one() {
 
 #[test]
 fn nothing_fires_after_the_end_of_the_window() {
-    let job = JobRow {
-        end_at: Some(in_seconds(4)),
+    let job = DueJob {
+        window: Window {
+            start_at: None,
+            end_at: Some(in_seconds(4)),
+        },
         ..every_five_seconds(MisfirePolicy::FireOnce)
     };
     assert_eq!(planned(&job, Duration::ZERO).next, None);
@@ -142,7 +177,7 @@ fn nothing_fires_after_the_end_of_the_window() {
 
 #[test]
 fn one_claim_makes_a_bounded_number_of_firings_and_leaves_the_rest_due() {
-    let job = JobRow {
+    let job = DueJob {
         trigger: Trigger::FixedRate {
             every_ms: 1,
             anchor: NOON - TWO_WEEKS,
@@ -156,7 +191,7 @@ fn one_claim_makes_a_bounded_number_of_firings_and_leaves_the_rest_due() {
 
 #[test]
 fn cr13_a_trigger_that_cannot_be_evaluated_is_an_error_and_not_a_panic() {
-    let unknown_zone = JobRow {
+    let unknown_zone = DueJob {
         trigger: Trigger::Cron {
             expr: "0 0 12 * * ?".into(),
             time_zone: "Mars/Olympus".into(),
@@ -165,13 +200,13 @@ fn cr13_a_trigger_that_cannot_be_evaluated_is_an_error_and_not_a_panic() {
         ..job()
     };
     for job in [unknown_zone, cron("", MisfirePolicy::Skip, 1)] {
-        assert!(plan(&job, NOON, NOON, MISFIRE_AFTER).is_err());
+        assert!(plan(&job, NOON, MISFIRE_AFTER).is_err());
     }
 }
 
 #[test]
 fn cr02_a_planned_local_time_that_does_not_exist_moves_and_does_not_panic() {
-    let job = JobRow {
+    let job = DueJob {
         trigger: Trigger::Cron {
             expr: "0 2 * * *".into(),
             time_zone: "America/New_York".into(),
@@ -180,6 +215,8 @@ fn cr02_a_planned_local_time_that_does_not_exist_moves_and_does_not_panic() {
         ..job()
     };
     let before = EpochMillis::parse_rfc3339("2025-03-08T02:00:00-05:00").expect("an instant");
-    let next = plan(&job, before, before, MISFIRE_AFTER).expect("valid").next;
+    let next = plan(&at(&job, before), before, MISFIRE_AFTER)
+        .expect("valid")
+        .next;
     assert_eq!(next, EpochMillis::parse_rfc3339("2025-03-09T03:00:00-04:00").ok());
 }
