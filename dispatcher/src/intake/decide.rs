@@ -191,7 +191,7 @@ fn error_of(outcome: &Outcome, to: ExecutionStatus) -> Option<ExecutionError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::job;
+    use isocost_common::test_support::given::job;
     use isocost_common::{
         id::{ExecutionId, WorkerId},
         job::Backoff,
