@@ -53,34 +53,26 @@ impl Progress {
 impl Printed {
     fn print_new(&mut self, name: &str, execution: &Value) {
         let steps = execution["steps"].as_array().map_or(&[][..], Vec::as_slice);
-        for step in steps.iter().skip(self.steps) {
+        for step in steps.iter().skip(self.steps).filter(|step| step["step"] != "SUBMITTED") {
             println!("{}", line(name, step));
         }
         self.steps = steps.len();
         // A callback is delivered after the end: an execution that has one is finished with when that step shows.
-        let text = |step: &Value| step["message"].as_str().unwrap_or_default().to_owned();
-        let called_back = steps.iter().any(|step| text(step).starts_with("callback"));
+        let called_back = steps.iter().any(|step| step["step"] == "CALLBACK_DELIVERED");
         let terminal = execution["finishedAt"].is_string();
         self.ended = terminal && (called_back || execution["callbackUrl"].is_null());
     }
 }
 
-/// `12:00:05.003  hello  DISPATCHED → RUNNING  on standalone  message`
+/// `12:00:05.003  hello  RUNNING  on standalone  message`
 fn line(name: &str, step: &Value) -> String {
     let text = |key: &str| step[key].as_str().unwrap_or_default();
     let at = text("at").get(11..23).unwrap_or_default();
-    let state = match (text("from"), text("to")) {
-        ("", "") => String::new(),
-        ("", to) => to.to_owned(),
-        (from, to) => format!("{from} → {to}"),
-    };
     let worker = match text("workerId") {
         "" => String::new(),
         worker => format!("on {worker}"),
     };
-    format!("{at}  {name:<17} {state:<24} {worker:<14} {}", text("message"))
-        .trim_end()
-        .to_owned()
+    format!("{at}  {name:<17} {:<19} {worker:<14} {}", text("step"), text("message")).trim_end().to_owned()
 }
 
 pub(super) fn print_callback(callback: &Callback) {

@@ -244,19 +244,24 @@ pub(super) fn steps(
     let mut steps: Vec<Step> = Vec::with_capacity(log.len() + 3);
     steps.extend(submitted_at.map(|at| bare("SUBMITTED", at)));
     steps.extend(row.due_at.map(|at| bare("DUE", at)));
+    // The relay notes every attempt; the one that ended a delivery well carries the instant of its end.
+    let delivered: Vec<EpochMillis> = deliveries
+        .iter()
+        .filter(|delivery| delivery.status == DeliveryStatus::Delivered)
+        .filter_map(|delivery| delivery.finished_at)
+        .collect();
+    let name = |entry: &LogEntry| match entry.to {
+        Some(status) => status.name(),
+        None if delivered.contains(&entry.at) => "CALLBACK_DELIVERED",
+        None => "NOTE",
+    };
     steps.extend(log.iter().map(|entry| Step {
-        step: entry.to.map_or("NOTE", ExecutionStatus::name).to_owned(),
+        step: name(entry).to_owned(),
         at: entry.at,
         attempt: entry.attempt,
         worker_id: entry.worker.as_ref().map(ToString::to_string),
         message: entry.message.clone(),
     }));
-    for delivery in deliveries
-        .iter()
-        .filter(|delivery| delivery.status == DeliveryStatus::Delivered)
-    {
-        steps.extend(delivery.finished_at.map(|at| bare("CALLBACK_DELIVERED", at)));
-    }
     let mut latest = EpochMillis(i64::MIN);
     for step in &mut steps {
         latest = latest.max(step.at);
