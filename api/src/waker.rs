@@ -83,7 +83,12 @@ impl Nudging {
         loop {
             tokio::select! {
                 () = self.pending.arrived.notified() => {}
-                _ = self.tickets.recv_many(&mut tickets, TICKETS) => {}
+                received = self.tickets.recv_many(&mut tickets, TICKETS) => {
+                    // Nobody is left who could ask for anything: a closed channel answers at once, for ever.
+                    if received == 0 {
+                        break;
+                    }
+                }
                 () = stop.cancelled() => break,
             }
             self.publish(&mut tickets).await;
