@@ -134,6 +134,14 @@ fn upper_bound(bucket: usize) -> f64 {
 }
 
 impl CostSummary {
+    /// The summary when a run is known to have gone on for so long already: a long run counts before it has ended.
+    pub(crate) fn or_running_for(self, age_ms: f64) -> Self {
+        Self {
+            largest_ms: self.largest_ms.max(age_ms),
+            ..self
+        }
+    }
+
     /// How many executions may be queued behind `slots` slots, so that at most 100 ms of work waits for them.
     ///
     /// Without samples none. Where runs are very uneven none either, for a slot that is busy may be so for long; a

@@ -33,6 +33,8 @@ pub(crate) struct Seat {
     stuck: u32,
     active: u32,
     costs: CostWindow,
+    /// For how long its oldest run has gone on, in milliseconds, as of the last round.
+    oldest_run_ms: f64,
     refusal: Option<Refusal>,
 }
 
@@ -119,6 +121,7 @@ impl Seat {
             stuck: 0,
             active: 0,
             costs: CostWindow::new(now),
+            oldest_run_ms: 0.0,
             refusal: None,
         }
     }
@@ -129,7 +132,8 @@ impl Seat {
         if self.refusal.is_some_and(|refusal| now < refusal.until) || usable == 0 {
             return (0, 0);
         }
-        let extra = self.costs.summary(now).extra(usable);
+        let costs = self.costs.summary(now).or_running_for(self.oldest_run_ms);
+        let extra = costs.extra(usable);
         let most = usable + extra;
         (
             usable.saturating_sub(self.active),
@@ -476,6 +480,27 @@ impl Fleet {
 
     fn seat_mut(&mut self, incarnation: IncarnationId, handler: &str) -> Option<&mut Seat> {
         self.members.get_mut(&incarnation)?.seats.get_mut(handler)
+    }
+
+    /// Notes how long everything has been running.
+    pub(crate) fn age_runs(&mut self, now: EpochMillis) {
+        let seats = self
+            .members
+            .values_mut()
+            .flat_map(|member| member.seats.values_mut());
+        for seat in seats {
+            seat.oldest_run_ms = 0.0;
+        }
+        for held in self.held.values() {
+            let Some(started_at) = held.started_at else {
+                continue;
+            };
+            let member = self.members.get_mut(&held.incarnation);
+            if let Some(seat) = member.and_then(|member| member.seats.get_mut(&held.class.handler)) {
+                let age_ms = now.since(started_at).as_millis() as f64;
+                seat.oldest_run_ms = seat.oldest_run_ms.max(age_ms);
+            }
+        }
     }
 
     /// The earliest instant at which somebody who refused is asked again.

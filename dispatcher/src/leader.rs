@@ -243,6 +243,7 @@ impl Leader {
             self.find_cancels().await?;
         }
         self.request_cancels(now);
+        self.fleet.age_runs(self.store.now());
         self.move_unstarted(now);
         self.watch_silent(now).await?;
         self.recover_ended(now).await?;

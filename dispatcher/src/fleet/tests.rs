@@ -192,3 +192,23 @@ fn an_ended_incarnation_is_kept_until_it_owns_nothing() {
     fleet.forget_ended();
     assert_eq!(fleet.members().count(), 0);
 }
+
+#[test]
+fn nothing_queues_behind_busy_slots_once_a_run_in_them_has_turned_out_long() {
+    let (now, class) = (Instant::now(), class("noop", Selector::new()));
+    let beat = heartbeat("a", 1);
+    let mut fleet = fleet_of(&beat, now);
+    for _ in 0..20 {
+        fleet.record_cost(beat.incarnation, "noop", 5, now);
+    }
+    let running = Held {
+        status: ExecutionStatus::Running,
+        started_at: Some(EpochMillis(1_000)),
+        ..held(&class, &beat, 1)
+    };
+    fleet.hold(running, now);
+    fleet.age_runs(EpochMillis(1_050));
+    assert!(!fleet.offers(&class, now).is_empty());
+    fleet.age_runs(EpochMillis(1_101));
+    assert!(fleet.offers(&class, now).is_empty());
+}

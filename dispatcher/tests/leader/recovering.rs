@@ -83,19 +83,24 @@ async fn wk08_the_work_of_a_dead_worker_goes_to_another(store: &TestStore) -> an
 async fn results_that_a_dead_worker_had_confirmed_are_taken_in_first(
     store: &TestStore,
 ) -> anyhow::Result<()> {
-    let mut world = World::with_long_leases(store);
+    let world = World::with_long_leases(store);
     let dispatcher = world.start_dispatcher();
-    let mut dying = world.worker("a", "noop", 600).await?;
-    let jobs = world.due_jobs("noop", 500);
-    world.submit(&jobs).await?;
-    let executions = dying.next_many(500).await?;
+    let mut dying = world.worker("a", "noop", 20).await?;
+    world.submit(&world.due_jobs("noop", 20)).await?;
+    let executions = dying.next_many(20).await?;
     dispatcher.stop().await?;
     for execution in &executions {
         dying.finished(execution).await?;
     }
     drop(dying);
-    world.shorten_leases();
+    // Its reports are held by another intake, which does nothing with them. Its death is in the table already, so that
+    // the next leader could give its work away in its first round.
+    let holder = world.hold_results().await?;
+    world.execute("update worker_node set status = 3", &[]).await?;
     let dispatcher = world.start_dispatcher();
+    let mut other = world.worker("b", "noop", 20).await?;
+    other.gets_nothing().await?;
+    drop(holder);
     eventually("every result is taken in", SOON, async || {
         let open = world
             .count("select count(*) from job_info where status <> 2")
@@ -103,12 +108,7 @@ async fn results_that_a_dead_worker_had_confirmed_are_taken_in_first(
         Ok((open == 0).then_some(()))
     })
     .await?;
-    assert_eq!(
-        world
-            .count("select count(*) from job_execution where dispatch_seq > 1")
-            .await?,
-        0
-    );
+    other.gets_nothing().await?;
     dispatcher.stop().await
 }
 

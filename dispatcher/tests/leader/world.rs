@@ -4,7 +4,7 @@ use crate::worker::ScriptedWorker;
 use anyhow::Context;
 use isocost_common::{
     Ports,
-    broker::{Broker, Message, Publication, memory::MemoryBroker, topology::Names},
+    broker::{Broker, ConsumeOptions, Consumer, Message, Publication, memory::MemoryBroker, topology::Names},
     config::Config,
     coordination::memory::MemoryCoordination,
     execution::ExecutionStatus,
@@ -126,6 +126,17 @@ impl World {
             Ok((known == 1).then_some(()))
         })
         .await
+    }
+
+    /// Consumes the results queue, alone, and acks nothing. Ends with what it returns.
+    pub(crate) async fn hold_results(&self) -> anyhow::Result<Box<dyn Consumer>> {
+        let options = ConsumeOptions {
+            prefetch: u16::MAX,
+            exclusive: false,
+        };
+        let mut consumer = self.broker.consume(&self.names.results_queue(), options).await?;
+        consumer.next().await?;
+        Ok(consumer)
     }
 
     /// Stores jobs and wakes the leader, as the API does.
