@@ -1,5 +1,8 @@
 use super::*;
-use isocost_common::message::Holdings;
+use isocost_common::{
+    job::Selector,
+    message::{HandlerLoad, Holdings},
+};
 
 const BEAT: Duration = Duration::from_secs(3);
 const NOBODY: [u32; 0] = [];
