@@ -174,7 +174,7 @@ pub async fn executions(
     for status in &filter.statuses {
         rows.extend(executions_in(connection, filter, Some(*status), before, limit).await?);
     }
-    rows.sort_unstable_by(|left, right| right.id.cmp(&left.id));
+    rows.sort_unstable_by_key(|row| std::cmp::Reverse(row.id));
     rows.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
     Ok(rows)
 }

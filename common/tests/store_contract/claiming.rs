@@ -1,12 +1,12 @@
 //! The claim's statements: what is due, and what becomes of it.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use isocost_common::{
     execution::ExecutionStatus,
-    job::JobStatus,
+    job::{ConcurrencyPolicy, JobStatus},
     store::{
-        Dialect, StoreError,
-        claim::{self, Advance, Agenda},
+        Dialect, StoreError, Tx,
+        claim::{self, Advance, Agenda, DueRow},
         executions::ExecutionRow,
         jobs::{self, JobRow},
         placement, recovery,
@@ -26,6 +26,7 @@ use std::{
 store_tests! {
     due_jobs_are_locked_oldest_first,
     two_leaders_never_lock_the_same_job,
+    slots_of_due_jobs_are_locked_with_them,
     a_job_that_cannot_be_read_does_not_hold_up_the_others,
     advancing_writes_each_job_its_own,
     advancing_a_job_that_changed_is_refused_whole,
@@ -43,8 +44,26 @@ fn due_at(at: EpochMillis) -> JobRow {
     }
 }
 
-fn ids(due: &[claim::DueJob]) -> Vec<&str> {
-    due.iter().map(|job| job.id.as_str()).collect()
+async fn lock_due(tx: &mut Tx, limit: u32) -> Result<Vec<DueRow>> {
+    let (due, _) = claim::lock_due(tx, PLANNED, limit).await?;
+    Ok(due)
+}
+
+fn ids(due: &[DueRow]) -> Vec<&str> {
+    due.iter().map(|row| row.id.as_str()).collect()
+}
+
+/// True when the locked row says what the job says.
+fn is_of(row: &DueRow, job: &JobRow) -> bool {
+    row.version == job.version
+        && row.job.as_ref().is_ok_and(|due| {
+            due.id == job.id
+                && Some(due.due) == job.next_trigger_time
+                && due.trigger == job.trigger
+                && due.params == job.params
+                && due.class_key == job.class_key()
+                && due.slot_key == job.slot_key()
+        })
 }
 
 async fn due_jobs_are_locked_oldest_first(store: &TestStore) -> Result<()> {
@@ -70,10 +89,10 @@ async fn due_jobs_are_locked_oldest_first(store: &TestStore) -> Result<()> {
     ];
     given::insert(store, &rows, &[]).await?;
     let mut tx = store.begin().await?;
-    let due = claim::lock_due(&mut tx, PLANNED, 10).await?;
+    let due = lock_due(&mut tx, 10).await?;
     ensure!(ids(&due) == [latest.id.to_string(), later.id.to_string(), late.id.to_string()]);
-    ensure!(due[2].job.as_ref() == Ok(&late) && due[2].version == late.version);
-    let first = claim::lock_due(&mut tx, PLANNED, 1).await?;
+    ensure!(is_of(&due[2], &late));
+    let first = lock_due(&mut tx, 1).await?;
     ensure!(ids(&first) == [latest.id.to_string()]);
     Ok(())
 }
@@ -82,7 +101,7 @@ async fn two_leaders_never_lock_the_same_job(store: &TestStore) -> Result<()> {
     let rows: Vec<_> = (0..20).map(|_| due_at(PLANNED)).collect();
     given::insert(store, &rows, &[]).await?;
     let mut first = store.begin().await?;
-    let mine = claim::lock_due(&mut first, PLANNED, 8).await?;
+    let mine = lock_due(&mut first, 8).await?;
     ensure!(mine.len() == 8);
     if store.dialect() == Dialect::Sqlite {
         // Nobody else gets as far while the transaction is open.
@@ -91,7 +110,7 @@ async fn two_leaders_never_lock_the_same_job(store: &TestStore) -> Result<()> {
         return Ok(());
     }
     let mut second = store.begin().await?;
-    let theirs = claim::lock_due(&mut second, PLANNED, 20).await?;
+    let theirs = lock_due(&mut second, 20).await?;
     let both: BTreeSet<_> = ids(&mine).into_iter().chain(ids(&theirs)).collect();
     ensure!(
         theirs.len() == 12 && both.len() == 20,
@@ -99,6 +118,30 @@ async fn two_leaders_never_lock_the_same_job(store: &TestStore) -> Result<()> {
         mine.len(),
         theirs.len()
     );
+    Ok(())
+}
+
+async fn slots_of_due_jobs_are_locked_with_them(store: &TestStore) -> Result<()> {
+    let serial = JobRow {
+        concurrency: ConcurrencyPolicy::Serial,
+        shards: 2,
+        ..due_at(PLANNED)
+    };
+    let shared = JobRow {
+        concurrency_key: Some("tenant ".into()),
+        ..due_at(PLANNED)
+    };
+    let (parallel, not_yet) = (due_at(PLANNED), due_at(PLANNED + SECOND));
+    given::insert(store, &[serial.clone(), shared.clone(), parallel, not_yet], &[]).await?;
+    let mut tx = store.begin().await?;
+    let (due, mut slots) = claim::lock_due(&mut tx, PLANNED, 10).await?;
+    ensure!(due.len() == 3);
+    let (of_job, of_tenant) = (serial.slot_key(), shared.slot_key());
+    let of_job = of_job.as_deref().context("a serial job has a slot")?;
+    let of_tenant = of_tenant.as_deref().context("a key is a slot")?;
+    // Every shard of a firing has a place; a key across jobs has one.
+    ensure!(slots.take(of_job) && slots.take(of_job) && !slots.take(of_job));
+    ensure!(slots.take(of_tenant) && !slots.take(of_tenant));
     Ok(())
 }
 
@@ -110,13 +153,13 @@ async fn a_job_that_cannot_be_read_does_not_hold_up_the_others(store: &TestStore
         .bind(bad.id.to_string())
         .execute(&mut *tx)
         .await?;
-    let due = claim::lock_due(&mut tx, PLANNED, 10).await?;
+    let due = lock_due(&mut tx, 10).await?;
     ensure!(
         due[0].job.as_ref().is_err_and(|reason| reason.contains("lunar")),
         "{:?}",
         due[0].job
     );
-    ensure!(due[1].job.as_ref() == Ok(&good));
+    ensure!(is_of(&due[1], &good));
     Ok(())
 }
 
@@ -228,7 +271,7 @@ async fn an_empty_agenda_has_nothing(store: &TestStore) -> Result<()> {
     ensure!(placement::pending_classes(&mut reader).await?.is_empty());
     ensure!(recovery::owned(&mut reader).await?.is_empty());
     let mut tx = store.begin().await?;
-    ensure!(claim::lock_due(&mut tx, PLANNED, 500).await?.is_empty());
+    ensure!(lock_due(&mut tx, 500).await?.is_empty());
     claim::advance(&mut tx, &[], PLANNED).await?;
     Ok(())
 }
