@@ -13,7 +13,7 @@ pub struct WorkerConfig {
     pub id: String,
     /// Labels that selectors of jobs are matched against. Default none.
     pub labels: Selector,
-    /// Runs at once of a handler that names no number of its own. Default 16.
+    /// Runs at once of a handler that names no number of its own. Default 64.
     pub slots: u32,
     /// Runs at once by handler name; overrides what the program says.
     pub handler_slots: BTreeMap<String, u32>,
@@ -34,7 +34,7 @@ impl Default for WorkerConfig {
         Self {
             id: String::new(),
             labels: Selector::new(),
-            slots: 16,
+            slots: 64,
             handler_slots: BTreeMap::new(),
             listen: "0.0.0.0:0".into(),
             advertise: String::new(),
