@@ -2,7 +2,7 @@
 //! each; while it commits, the next group gathers. A request that is dropped changes nothing about its submission.
 
 use isocost_common::store::{
-    Store, StoreError,
+    Dialect, Store, StoreError,
     jobs::JobRow,
     submission::{Admission, admit},
 };
@@ -16,14 +16,18 @@ use std::{
 };
 use tokio::{
     sync::{mpsc, oneshot},
+    task::{JoinError, JoinSet},
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
+use tracing::error;
 
 /// Submissions that may wait for their turn. Beyond, the API answers that it is busy.
 const QUEUE: usize = 4_096;
 /// Jobs stored in one transaction, unless a single request brings more.
 const GROUP: usize = 500;
+/// Transactions under way at once on a database server, which makes several of them durable with one flush.
+const SERVER_COMMITS: usize = 3;
 /// How long a group waits for requests that are known to be on their way.
 const LINGER: Duration = Duration::from_millis(2);
 
@@ -107,9 +111,21 @@ impl Submitter {
 impl Committing {
     /// Stores groups until `stop`, then what is still in the queue.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let at_once = match self.store.dialect() {
+            // One writer at a time: more would only queue.
+            Dialect::Sqlite => 1,
+            Dialect::MySql => SERVER_COMMITS,
+        };
+        let mut commits = JoinSet::new();
         while let Some(first) = self.next(&stop).await {
             let group = self.gather(first).await;
-            self.commit(group).await;
+            commits.spawn(commit(self.store.clone(), group));
+            while commits.len() >= at_once {
+                finished(commits.join_next().await);
+            }
+        }
+        while !commits.is_empty() {
+            finished(commits.join_next().await);
         }
     }
 
@@ -143,31 +159,38 @@ impl Committing {
         }
         group
     }
+}
 
-    async fn commit(&self, group: Vec<Ticket>) {
-        let started = Instant::now();
-        let mut jobs = Vec::new();
-        let mut replies = Vec::with_capacity(group.len());
-        for ticket in group {
-            replies.push((ticket.jobs.len(), ticket.reply));
-            jobs.extend(ticket.jobs);
-        }
-        let outcome = admit(&self.store, &jobs).await.map_err(Arc::new);
-        histogram!("isocost_api_commit_seconds").record(started.elapsed().as_secs_f64());
-        counter!("isocost_api_commits_total").increment(1);
-        counter!("isocost_api_committed_submissions_total").increment(jobs.len() as u64);
-        match outcome {
-            Ok(admissions) => {
-                let mut admissions = admissions.into_iter();
-                for (count, reply) in replies {
-                    // A dropped receiver is a client that went away; its job is stored all the same.
-                    let _ = reply.send(Ok(admissions.by_ref().take(count).collect()));
-                }
+/// A commit that panicked has dropped its replies, and its clients were told to try again.
+fn finished(commit: Option<Result<(), JoinError>>) {
+    if let Some(Err(panic)) = commit {
+        error!(%panic, "storing a group of submissions panicked");
+    }
+}
+
+async fn commit(store: Store, group: Vec<Ticket>) {
+    let started = Instant::now();
+    let mut jobs = Vec::new();
+    let mut replies = Vec::with_capacity(group.len());
+    for ticket in group {
+        replies.push((ticket.jobs.len(), ticket.reply));
+        jobs.extend(ticket.jobs);
+    }
+    let outcome = admit(&store, &jobs).await.map_err(Arc::new);
+    histogram!("isocost_api_commit_seconds").record(started.elapsed().as_secs_f64());
+    counter!("isocost_api_commits_total").increment(1);
+    counter!("isocost_api_committed_submissions_total").increment(jobs.len() as u64);
+    match outcome {
+        Ok(admissions) => {
+            let mut admissions = admissions.into_iter();
+            for (count, reply) in replies {
+                // A dropped receiver is a client that went away; its job is stored all the same.
+                let _ = reply.send(Ok(admissions.by_ref().take(count).collect()));
             }
-            Err(error) => {
-                for (_, reply) in replies {
-                    let _ = reply.send(Err(SubmitError::Store(Arc::clone(&error))));
-                }
+        }
+        Err(error) => {
+            for (_, reply) in replies {
+                let _ = reply.send(Err(SubmitError::Store(Arc::clone(&error))));
             }
         }
     }
