@@ -30,6 +30,10 @@ use tracing::{debug, warn};
 
 /// Without a claim for this long, the leader looks behind what it has no room for.
 const LOOK_BEHIND: Duration = Duration::from_millis(50);
+/// The same while what it has no room for goes away by itself, and fast.
+const LOOK_BEHIND_WHILE_BUSY: Duration = Duration::from_millis(500);
+/// Executions placed since the last claim that count as fast.
+const BUSY: usize = 100;
 /// Classes of the last claim whose room decides about the size of the next.
 const REMEMBERED_CLASSES: usize = 16;
 
@@ -61,18 +65,25 @@ impl Leader {
     pub(crate) async fn claim(&mut self) -> Result<bool, StoreError> {
         let now = Instant::now();
         let room = self.room_for_last_claim(now);
-        self.holds_back = room == 0 && now < self.look_behind_at;
-        if self.holds_back {
+        let pause = if self.placed >= BUSY {
+            LOOK_BEHIND_WHILE_BUSY
+        } else {
+            LOOK_BEHIND
+        };
+        let look_behind_at = self.claimed_at + pause;
+        self.holds_back = (room == 0 && now < look_behind_at).then_some(look_behind_at);
+        if self.holds_back.is_some() {
             return Ok(false);
         }
         let limit = if room == 0 { u32::MAX } else { room }.min(self.config.claim_batch);
+        self.placed = 0;
         let claimed = match self.claim_once(limit, false).await {
             // A firing of this instant stands already, for instance of a job that was restored from a copy: it stands
             // for itself, and its neighbours must not wait for it.
             Err(StoreError::Duplicate(_)) => self.claim_once(limit, true).await?,
             other => other?,
         };
-        self.look_behind_at = now + LOOK_BEHIND;
+        self.claimed_at = now;
         // The agenda is read again: it knows what is due next, and whether the batch left something behind.
         self.agenda = None;
         Ok(claimed > 0)
@@ -180,6 +191,7 @@ impl Leader {
                 parcels.push(self.adopt(order, seat, &line.class, handover));
             }
         }
+        self.placed += parcels.len();
         self.publisher.dispatch(parcels);
         let classes = batch.executions.iter().map(|execution| &execution.row.class_key);
         let classes: BTreeSet<&String> = classes.collect();

@@ -87,10 +87,12 @@ pub(crate) struct Leader {
     pub(crate) agenda: Option<Agenda>,
     /// The classes of the last claim.
     pub(crate) last_claimed: Vec<Arc<Class>>,
-    /// When jobs are claimed although those classes have no room.
-    pub(crate) look_behind_at: Instant,
-    /// Jobs are due and not claimed until then.
-    pub(crate) holds_back: bool,
+    /// When the last claim was.
+    pub(crate) claimed_at: Instant,
+    /// Executions placed since then.
+    pub(crate) placed: usize,
+    /// Jobs are due, and not claimed until then unless somebody gets room.
+    pub(crate) holds_back: Option<Instant>,
     /// Rows of members must be written before the next pass.
     pub(crate) registrations: bool,
     /// A cancel may have been requested.
@@ -139,8 +141,9 @@ impl Leader {
             maintenance: false,
             agenda: None,
             last_claimed: Vec::new(),
-            look_behind_at: now,
-            holds_back: false,
+            claimed_at: now,
+            placed: 0,
+            holds_back: None,
             registrations: false,
             cancels_due: true,
             listeners: Listeners::start(&ports.broker, &office.names, &office.process, term),
@@ -297,11 +300,8 @@ impl Leader {
             // Overdue although nothing more was to be done: its row is locked by somebody, or nothing may be claimed.
             let pause = due.since(self.store.now());
             let pause = pause.max(Duration::from_millis(if self.maintenance { 500 } else { 1 }));
-            if self.holds_back {
-                (now + pause).max(self.look_behind_at)
-            } else {
-                now + pause
-            }
+            self.holds_back
+                .map_or(now + pause, |until| until.max(now + pause))
         });
         let retry = (!self.backlog.is_empty())
             .then(|| self.fleet.next_retry(now))

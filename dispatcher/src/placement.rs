@@ -280,6 +280,7 @@ impl Leader {
                 }
             }
         }
+        self.placed += parcels.len();
         self.publisher.dispatch(parcels);
         Ok(placed.len())
     }
