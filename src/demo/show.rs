@@ -53,7 +53,11 @@ impl Progress {
 impl Printed {
     fn print_new(&mut self, name: &str, execution: &Value) {
         let steps = execution["steps"].as_array().map_or(&[][..], Vec::as_slice);
-        for step in steps.iter().skip(self.steps).filter(|step| step["step"] != "SUBMITTED") {
+        for step in steps
+            .iter()
+            .skip(self.steps)
+            .filter(|step| step["step"] != "SUBMITTED")
+        {
             println!("{}", line(name, step));
         }
         self.steps = steps.len();
@@ -72,7 +76,13 @@ fn line(name: &str, step: &Value) -> String {
         "" => String::new(),
         worker => format!("on {worker}"),
     };
-    format!("{at}  {name:<17} {:<19} {worker:<14} {}", text("step"), text("message")).trim_end().to_owned()
+    format!(
+        "{at}  {name:<17} {:<19} {worker:<14} {}",
+        text("step"),
+        text("message")
+    )
+    .trim_end()
+    .to_owned()
 }
 
 pub(super) fn print_callback(callback: &Callback) {

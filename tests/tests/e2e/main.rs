@@ -15,6 +15,7 @@ mod numbers;
 mod schedules;
 mod second_process;
 mod steps;
+mod storm;
 mod submit_many;
 mod texts;
 mod webhook;
