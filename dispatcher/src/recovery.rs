@@ -17,7 +17,9 @@ use isocost_common::{
     job::RetryPolicy,
     message::{Marker, kind},
     store::{
-        CHUNK, Store, StoreError, Tx, epoch,
+        CHUNK, Store, StoreError, Tx,
+        callbacks::attempts,
+        epoch,
         executions::ExecutionRow,
         recovery,
         transitions::{self, Change},
@@ -379,8 +381,8 @@ fn death(row: ExecutionRow, now: EpochMillis, policies: &HashMap<JobId, RetryPol
     })
 }
 
-/// Declares every incarnation of before dead, and gives back what they held: for a start that has proof that nothing of
-/// before is alive, such as the exclusive lock on the data folder of `isocost standalone`. Returns how many executions
+/// Declares every incarnation of before dead, and gives back what they and the relays held: for a start that has proof
+/// that nothing of before is alive, such as the exclusive lock on the data folder of `isocost standalone`. Returns how many executions
 /// were given back.
 ///
 /// # Errors
@@ -391,6 +393,7 @@ pub async fn bury_all(store: &Store) -> Result<usize, StoreError> {
         .transact(|| async {
             let mut tx = store.begin().await?;
             workers::mark_all_dead(&mut tx, now).await?;
+            attempts::end_all_leases(&mut tx).await?;
             tx.commit().await
         })
         .await?;

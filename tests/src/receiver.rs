@@ -43,7 +43,8 @@ impl Hit {
 /// An answer of the receiver.
 #[derive(Debug, Clone)]
 pub struct Reply {
-    status: StatusCode,
+    /// None to leave the caller without an answer.
+    status: Option<StatusCode>,
     retry_after: Option<String>,
 }
 
@@ -55,7 +56,16 @@ impl Reply {
     #[must_use]
     pub fn status(status: u16) -> Self {
         Self {
-            status: StatusCode::from_u16(status).expect("a status"),
+            status: Some(StatusCode::from_u16(status).expect("a status")),
+            retry_after: None,
+        }
+    }
+
+    /// None at all: the request is taken, and the connection stays open.
+    #[must_use]
+    pub const fn silence() -> Self {
+        Self {
+            status: None,
             retry_after: None,
         }
     }
@@ -150,5 +160,8 @@ async fn receive(State(record): State<Arc<Record>>, headers: HeaderMap, body: By
     if let Some(value) = reply.retry_after.and_then(|value| value.parse().ok()) {
         headers.insert("retry-after", value);
     }
-    (reply.status, headers)
+    match reply.status {
+        Some(status) => (status, headers),
+        None => std::future::pending().await,
+    }
 }

@@ -19,7 +19,7 @@ async fn ten_thousand_one_shots_due_in_one_instant_all_start_after_it() -> Resul
     let at = chrono::Utc::now() + AHEAD;
     let trigger = json!({"trigger": {"type": "once", "at": at.to_rfc3339()}});
     let late = lateness_of(10_000, &with(once("noop"), trigger)).await?;
-    report("one-shots", late, 60_000)
+    report("one-shots", &late, 60_000)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -28,7 +28,7 @@ async fn a_thousand_cron_jobs_due_in_one_instant_all_start_after_it() -> Result<
     let at = chrono::Utc::now() + AHEAD;
     let expr = at.format("%-S %-M %-H %-d %-m ?").to_string();
     let late = lateness_of(1_000, &cron("noop", &expr)).await?;
-    report("cron jobs", late, 20_000)
+    report("cron jobs", &late, 20_000)
 }
 
 /// Milliseconds from the planned instant to the start of the handler, in ascending order.
@@ -59,7 +59,7 @@ async fn lateness_of(count: usize, job: &Value) -> Result<Vec<i64>> {
     Ok(late)
 }
 
-fn report(what: &str, late: Vec<i64>, bound_ms: i64) -> Result<()> {
+fn report(what: &str, late: &[i64], bound_ms: i64) -> Result<()> {
     let at = |share: f64| late[((late.len() - 1) as f64 * share).round() as usize];
     let (first, median, p99) = (late[0], at(0.5), at(0.99));
     println!(

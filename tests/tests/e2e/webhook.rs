@@ -107,6 +107,22 @@ async fn wh07_a_receiver_that_asks_for_a_pause_gets_it() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_callback_in_the_middle_of_an_attempt_at_a_crash_is_sent_again_at_once_after_it() -> Result<()> {
+    let site = Site::new()?;
+    let process = site.start().await?;
+    let receiver = Receiver::start([Reply::silence()]).await?;
+    submit_with_callback(process.api(), "noop", &receiver).await?;
+    receiver.wait_for(1, LONG).await?;
+    process.kill().await?;
+
+    let process = site.start().await?;
+    // Sooner than the lease of the attempt would have run out.
+    let hits = receiver.wait_for(2, Duration::from_secs(20)).await?;
+    assert_eq!(hits[0].header("webhook-id")?, hits[1].header("webhook-id")?);
+    process.stop().await
+}
+
+#[tokio::test]
 async fn a_callback_that_was_not_delivered_at_a_crash_is_delivered_after_it() -> Result<()> {
     let site = impatient_site()?;
     let process = site.start().await?;

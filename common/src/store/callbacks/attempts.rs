@@ -419,6 +419,20 @@ pub async fn any_expired_lease(connection: &mut Connection, now: EpochMillis) ->
     Ok(found.is_some())
 }
 
+/// Ends every lease, for a start that has proof that no relay of before is alive. [`recover_expired_leases`] then puts
+/// the deliveries back at once.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn end_all_leases(connection: &mut Connection) -> Result<u64, StoreError> {
+    let sql = format!(
+        "update callback_delivery set leased_until = 0 where status = {}",
+        DeliveryStatus::Delivering.code()
+    );
+    let ended = sqlx::query(AssertSqlSafe(sql)).execute(connection).await?;
+    Ok(ended.rows_affected())
+}
+
 /// Puts deliveries back whose relay stopped in the middle of an attempt: the attempt is counted, for its request may
 /// have arrived. At most `limit`; returns how many.
 ///
