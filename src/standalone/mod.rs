@@ -175,6 +175,7 @@ fn install_tls_provider() {
 fn settle_config(config: &mut Config, address: SocketAddr) {
     config.api.listen = address.to_string();
     if address.ip().is_loopback() {
+        config.api.allow_loopback_callbacks = true;
         config
             .relay
             .allowed_networks

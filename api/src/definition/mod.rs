@@ -9,7 +9,7 @@ mod trigger;
 pub(crate) use text::text_of;
 
 use crate::{
-    input::{Findings, MAX_INTEGER, Object, Value},
+    input::{Findings, MAX_DURATION_MS, Object, Value},
     problem::Problem,
 };
 use isocost_common::{
@@ -123,8 +123,9 @@ impl Definition {
         let mut warnings = Vec::new();
         let planned = trigger::read(&mut object, window, rules, &mut warnings, findings);
         let priority = optional_integer(&mut object, "priority", 0..=i64::from(MAX_PRIORITY), findings);
-        let timeout_ms = optional_integer(&mut object, "timeoutMs", 1..=MAX_INTEGER, findings);
-        let start_deadline_ms = optional_integer(&mut object, "startDeadlineMs", 1..=MAX_INTEGER, findings);
+        let timeout_ms = optional_integer(&mut object, "timeoutMs", 1..=MAX_DURATION_MS, findings);
+        let start_deadline_ms =
+            optional_integer(&mut object, "startDeadlineMs", 1..=MAX_DURATION_MS, findings);
         let retry = policies::retry(&mut object, findings);
         let misfire = policies::misfire(&mut object, findings);
         let concurrency = policies::concurrency(&mut object, findings);

@@ -1,4 +1,4 @@
-use crate::input::{Findings, MAX_INTEGER, Object};
+use crate::input::{Findings, MAX_DURATION_MS, Object};
 use isocost_common::job::{Backoff, ConcurrencyPolicy, Misfire, MisfirePolicy, RetryPolicy};
 
 /// Words of `retry.backoff`.
@@ -29,8 +29,8 @@ pub(super) fn retry(object: &mut Object<'_>, findings: &mut Findings) -> RetryPo
         fields.take(name).and_then(|value| value.integer(range, findings))
     };
     let max_attempts = integer("maxAttempts", 1..=100, findings);
-    let initial_ms = integer("initialMs", 0..=MAX_INTEGER, findings);
-    let max_ms = integer("maxMs", 0..=MAX_INTEGER, findings);
+    let initial_ms = integer("initialMs", 0..=MAX_DURATION_MS, findings);
+    let max_ms = integer("maxMs", 0..=MAX_DURATION_MS, findings);
     let backoff = fields
         .take("backoff")
         .and_then(|value| value.choice(&BACKOFFS, findings));

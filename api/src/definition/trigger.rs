@@ -1,6 +1,6 @@
 use super::{Rules, Warning};
 use crate::{
-    input::{Findings, MAX_INTEGER, Object, Value},
+    input::{Findings, MAX_DURATION_MS, Object, Value},
     problem::FieldError,
 };
 use isocost_common::{
@@ -134,7 +134,7 @@ fn read_once(fields: &mut Object<'_>, now: EpochMillis, findings: &mut Findings)
         }
         (Some(at), None) => at.instant(findings).map(|at| Trigger::Once { at }),
         (None, Some(delay)) => {
-            let delay_ms = delay.integer(0..=MAX_INTEGER, findings)?;
+            let delay_ms = delay.integer(0..=MAX_DURATION_MS, findings)?;
             Some(Trigger::Once {
                 at: now + Duration::from_millis(delay_ms.unsigned_abs()),
             })
@@ -146,7 +146,7 @@ fn read_once(fields: &mut Object<'_>, now: EpochMillis, findings: &mut Findings)
 fn read_every(fields: &mut Object<'_>, findings: &mut Findings) -> Option<i64> {
     fields
         .require("everyMs", findings)?
-        .integer(1..=MAX_INTEGER, findings)
+        .integer(1..=MAX_DURATION_MS, findings)
 }
 
 fn read_after(fields: &mut Object<'_>, findings: &mut Findings) -> Option<Trigger> {

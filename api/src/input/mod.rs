@@ -15,7 +15,7 @@ pub(crate) use merge_patch::merge_patch;
 pub(crate) use object::Object;
 pub(crate) use page::{PageRequest, Paged, read_token};
 pub(crate) use query::QueryText;
-pub(crate) use value::{MAX_INTEGER, Value};
+pub(crate) use value::{MAX_DURATION_MS, MAX_INTEGER, Value};
 
 use crate::problem::{FieldError, Problem};
 use std::borrow::Cow;

@@ -6,6 +6,8 @@ use std::{borrow::Cow, ops::RangeInclusive};
 
 /// Integers in JSON are exact only below this, in most languages.
 pub(crate) const MAX_INTEGER: i64 = (1 << 53) - 1;
+/// The longest duration of a job, in milliseconds: 100 years. What is added to now stays an instant that can be told.
+pub(crate) const MAX_DURATION_MS: i64 = 100 * 365 * 24 * 3_600_000;
 
 /// One JSON value of a request, with its place. Each reading method records what is wrong and then answers none.
 #[derive(Debug, Clone)]

@@ -16,7 +16,7 @@ use axum::{
 use isocost_common::{
     execution::ExecutionStatus,
     id::{AppId, JobId},
-    job::JobStatus,
+    job::{JobStatus, ParentOutcome, Trigger},
     store::{
         StoreError,
         jobs::{self, JobRow},
@@ -112,7 +112,18 @@ async fn waiting_reason(state: &ApiState, job: &JobRow, activity: &Activity) -> 
         None if job.next_trigger_time.is_some_and(|next| next <= now) => {
             Some("it is due, and no dispatcher has taken it up yet".into())
         }
-        None => None,
+        None => match &job.trigger {
+            Trigger::After { job_id, on } => {
+                let how = match on {
+                    ParentOutcome::Success => "has succeeded",
+                    ParentOutcome::Failure => "has ended without success",
+                    ParentOutcome::Any => "has ended",
+                };
+                Some(format!("it fires when an execution of job {job_id} {how}"))
+            }
+            Trigger::Manual {} => Some("it fires only when it is asked to".into()),
+            _ => None,
+        },
     }
 }
 

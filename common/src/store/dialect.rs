@@ -1,7 +1,7 @@
 //! What differs between SQLite and MySQL/MariaDB, and nothing else.
 
 use super::StoreError;
-use sqlx::{AnyConnection, Executor};
+use sqlx::{AnyConnection, Connection as _, Executor};
 
 /// The SQL dialect of the connected database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +57,19 @@ impl Dialect {
             connection.execute(*statement).await?;
         }
         Ok(())
+    }
+
+    /// Whether a connection that comes back to its pool can be used again. After a full disk or an I/O error SQLite has
+    /// ended the transaction by itself while the driver still counts it: such a connection could never begin another.
+    pub(super) async fn is_reusable(self, connection: &mut AnyConnection) -> Result<bool, sqlx::Error> {
+        match self {
+            Self::MySql => Ok(true),
+            Self::Sqlite => {
+                // A rollback that is under way is through when this is answered.
+                connection.ping().await?;
+                Ok(!connection.is_in_transaction())
+            }
+        }
     }
 
     /// SQLite takes its write lock at once, so that a transaction never fails half way for being late.

@@ -112,6 +112,7 @@ impl Store {
                 .idle_timeout(None)
                 .max_lifetime(None)
                 .after_connect(move |connection, _| Box::pin(dialect.prepare_session(connection)))
+                .after_release(move |connection, _| Box::pin(dialect.is_reusable(connection)))
         };
         let (write, read) = match dialect {
             // SQLite has one writer at a time; a pool of one queues writers fairly instead of letting them spin.

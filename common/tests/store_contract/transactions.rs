@@ -27,6 +27,7 @@ store_tests! {
     readers_do_not_wait_for_a_writer,
     many_writers_all_get_their_turn,
     the_clock_is_near_the_database,
+    a_transaction_that_the_database_ended_by_itself_leaves_a_usable_store,
 }
 
 /// Adds to two jobs' versions, in the order given.
@@ -241,5 +242,20 @@ async fn the_clock_is_near_the_database(store: &TestStore) -> Result<()> {
     ensure!(ahead_ms.abs() < 2_000, "the database is {ahead_ms} ms ahead");
     let (first, second) = (store.now(), store.now());
     ensure!(first <= second);
+    Ok(())
+}
+
+/// SQLite does that when the disk is full; here a statement behind the driver's back does it.
+async fn a_transaction_that_the_database_ended_by_itself_leaves_a_usable_store(
+    store: &TestStore,
+) -> Result<()> {
+    for _ in 0..3 {
+        let mut tx = store.begin().await?;
+        sqlx::query("rollback").execute(&mut *tx).await?;
+        drop(tx);
+    }
+    let job = given::job();
+    given::insert(store, std::slice::from_ref(&job), &[]).await?;
+    ensure!(version(store, &job).await? == 1);
     Ok(())
 }

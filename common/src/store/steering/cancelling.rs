@@ -83,7 +83,7 @@ async fn uncancelled(
     let rows = sqlx::query(
         "select id from job_execution
           where app_id = ? and status in (0, 1, 2, 3, 4) and +job_id = ? and cancel_requested_at is null
-          order by id limit ?",
+          order by status, id limit ?",
     )
     .bind(app.to_string())
     .bind(job.to_string())
