@@ -84,9 +84,9 @@ fn print_first_lines(started: &Started, data: &Path) {
     }
     println!("Submit a job, then look at it:");
     println!(
-        "  curl -sS {url}/openapi/jobs -H \"Authorization: Bearer $(cat {key_file})\" \
+        "  curl -sS {url}/openapi/jobs -H \"Authorization: Bearer $(cat '{key_file}')\" \
          -H 'Content-Type: application/json' \
          -d '{{\"jobName\": \"hello\", \"jobHandler\": \"echo\", \"params\": {{\"hello\": \"world\"}}}}'"
     );
-    println!("  curl -sS {url}/openapi/jobs -H \"Authorization: Bearer $(cat {key_file})\"");
+    println!("  curl -sS {url}/openapi/jobs -H \"Authorization: Bearer $(cat '{key_file}')\"");
 }

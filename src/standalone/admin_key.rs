@@ -18,12 +18,14 @@ pub(super) struct AdminKey {
     pub(super) is_new: bool,
 }
 
-/// Creates the folder for its owner only, unless it exists.
-pub(super) fn create_folder(data: &Path) -> Result<(), Error> {
+/// Creates the folder for its owner only, unless it exists. Returns its absolute path: what is printed of it works in any
+/// folder.
+pub(super) fn create_folder(data: &Path) -> Result<PathBuf, Error> {
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(data)
+        .and_then(|()| data.canonicalize())
         .map_err(|source| Error::Folder {
             path: data.into(),
             source,

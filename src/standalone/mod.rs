@@ -95,7 +95,7 @@ impl Standalone {
             listen,
             worker,
         } = self;
-        admin_key::create_folder(&data)?;
+        let data = admin_key::create_folder(&data)?;
         let _lock = FolderLock::take(&data)?;
         let listener = TcpListener::bind(listen).await.map_err(|source| Error::Listen {
             address: listen,
