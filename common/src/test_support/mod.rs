@@ -1,5 +1,5 @@
-//! For tests, of this crate and of the roles: a database of its own for each test, rows to start from, waiting with a
-//! deadline. Compiled only with the feature `test-support`.
+//! For tests, of this crate and of the roles: a database of its own for each test, rows to start from, a network that
+//! breaks at the test's word, waiting with a deadline. Compiled only with the feature `test-support`.
 //!
 //! ```text
 //! async fn a_paused_job_does_not_fire(store: &TestStore) -> anyhow::Result<()> { … }
@@ -10,6 +10,7 @@
 //! says so needs `tokio` (with `macros`) and `anyhow` among its dev-dependencies.
 
 pub mod given;
+pub mod proxy;
 mod test_store;
 
 pub use test_store::TestStore;
