@@ -1,9 +1,11 @@
-//! HTTP in, JSON out: submitting, reading and steering jobs, with an OpenAPI document that is made from this code.
+//! HTTP in, JSON out: submitting, reading and steering jobs, with an OpenAPI document that is made from this code. Jobs
+//! submitted over AMQP come in through the same checks ([`amqp`]).
 //!
 //! This role owns what users may ask for: it validates, makes submissions durable and answers. It never places or runs
 //! anything, and needs nothing but the database to accept a job; the broker only carries a nudge to the leader.
 
 mod access;
+mod amqp;
 mod apps;
 mod callbacks;
 mod cron;

@@ -285,6 +285,24 @@ impl Problem {
         self.kind.status()
     }
 
+    /// What kind it is.
+    #[must_use]
+    pub(crate) const fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Its stable code.
+    #[must_use]
+    pub(crate) fn code(&self) -> &str {
+        &self.code
+    }
+
+    /// What happened and what to do.
+    #[must_use]
+    pub(crate) fn detail(&self) -> &str {
+        &self.detail
+    }
+
     /// The body, as it is sent or put into the results of a batch.
     #[must_use]
     pub(crate) fn body(&self, instance: &str, request_id: &str) -> ProblemBody {

@@ -1,4 +1,4 @@
-use crate::{routes, state::ApiState};
+use crate::{amqp, routes, state::ApiState};
 use axum::serve::ListenerExt;
 use isocost_common::{
     Ports,
@@ -11,7 +11,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use std::{io, time::Duration};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 /// How long open requests may take to end once the server is told to.
 const LAST_REQUESTS: Duration = Duration::from_secs(10);
@@ -69,6 +69,8 @@ pub async fn run_on(
     if let Ok(address) = listener.local_addr() {
         info!(%address, "the API listens");
     }
+    let stop = shutdown.child_token();
+    let submissions = tokio::spawn(amqp::run(state.clone(), stop.clone()));
     let listener = listener.tap_io(|connection| {
         if let Err(error) = connection.set_nodelay(true) {
             warn!(%error, "answers on a connection may be delayed");
@@ -84,6 +86,10 @@ pub async fn run_on(
             Ok(())
         }
     };
+    stop.cancel();
+    if let Err(panic) = submissions.await {
+        error!(%panic, "taking in submissions over AMQP panicked; what was unacked comes again");
+    }
     background.finish().await;
     served
 }

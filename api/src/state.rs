@@ -1,7 +1,7 @@
 //! What all requests share, and the tasks that work behind them.
 
 use crate::{
-    access::{KeyCache, PendingQuotas, RateLimits},
+    access::{AppNames, KeyCache, PendingQuotas, RateLimits},
     handler_directory::HandlerDirectory,
     submitter::Submitter,
     waker::Waker,
@@ -21,6 +21,7 @@ struct Shared {
     egress: EgressPolicy,
     metrics: PrometheusHandle,
     keys: KeyCache,
+    app_names: AppNames,
     rates: RateLimits,
     quotas: PendingQuotas,
     handlers: HandlerDirectory,
@@ -76,6 +77,7 @@ impl ApiState {
             egress,
             metrics,
             keys: KeyCache::default(),
+            app_names: AppNames::default(),
             rates: RateLimits::default(),
             quotas: PendingQuotas::default(),
             handlers: HandlerDirectory::default(),
@@ -108,6 +110,10 @@ impl ApiState {
 
     pub(crate) fn keys(&self) -> &KeyCache {
         &self.0.keys
+    }
+
+    pub(crate) fn app_names(&self) -> &AppNames {
+        &self.0.app_names
     }
 
     pub(crate) fn rates(&self) -> &RateLimits {

@@ -21,12 +21,16 @@ mod publish;
 mod reconcile;
 mod recovery;
 pub mod relay;
-mod subscription;
 
 pub use error::Error;
 pub use recovery::bury_all;
 
-use isocost_common::{Ports, broker::topology::Names, config::Config, id::MessageId};
+use isocost_common::{
+    Ports,
+    broker::{subscription, topology::Names},
+    config::Config,
+    id::MessageId,
+};
 use leader::Office;
 use std::time::Duration;
 use subscription::declare;

@@ -1,10 +1,12 @@
 //! Who calls, and what they may do. Every route below `/openapi` passes [`authenticate`]; each handler names the scope
 //! it needs by its [`Authorized`] argument.
 
+mod app_names;
 mod keys;
 mod quota;
 mod rate;
 
+pub(crate) use app_names::AppNames;
 pub(crate) use keys::KeyCache;
 pub(crate) use quota::{PendingQuotas, over_quota};
 pub(crate) use rate::RateLimits;
@@ -15,7 +17,7 @@ use crate::{
 };
 use axum::{
     extract::{FromRequestParts, Request, State},
-    http::{HeaderMap, header, request::Parts},
+    http::{header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -52,6 +54,19 @@ impl Caller {
     #[must_use]
     pub(crate) fn key(&self) -> ApiKeyId {
         self.key.0.id
+    }
+
+    /// # Errors
+    /// [`Problem`] 403 when its key lacks the scope.
+    pub(crate) fn must_have(&self, scope: Scope) -> Result<(), Problem> {
+        if self.key.0.allows(scope) {
+            return Ok(());
+        }
+        Err(Problem::new(
+            Kind::Forbidden,
+            "key.scope-missing",
+            format!("this needs an API key with the scope `{}`", scope.name()),
+        ))
     }
 
     /// An audit entry of something this caller does.
@@ -111,14 +126,7 @@ impl<S: Needed> FromRequestParts<ApiState> for Authorized<S> {
     async fn from_request_parts(parts: &mut Parts, _state: &ApiState) -> Result<Self, Problem> {
         // Absent only where a route was put outside `authenticate`: refuse rather than serve.
         let caller = parts.extensions.get::<Caller>().cloned().ok_or_else(no_key)?;
-        if !caller.key.0.allows(S::SCOPE) {
-            let scope = S::SCOPE.name();
-            return Err(Problem::new(
-                Kind::Forbidden,
-                "key.scope-missing",
-                format!("this needs an API key with the scope `{scope}`"),
-            ));
-        }
+        caller.must_have(S::SCOPE)?;
         Ok(Self {
             caller,
             scope: PhantomData,
@@ -132,7 +140,11 @@ pub(crate) async fn authenticate(
     mut request: Request,
     next: Next,
 ) -> Response {
-    match admit(&state, request.headers()).await {
+    let text = request
+        .headers()
+        .get(header::AUTHORIZATION)
+        .and_then(|value| value.to_str().ok());
+    match identify(&state, text).await {
         Ok(caller) => {
             let limit = caller.app_row().rate_limit_per_second;
             let decision = state.rates().take(caller.app(), limit);
@@ -148,10 +160,12 @@ pub(crate) async fn authenticate(
     }
 }
 
-async fn admit(state: &ApiState, headers: &HeaderMap) -> Result<Caller, Problem> {
-    let text = headers
-        .get(header::AUTHORIZATION)
-        .and_then(|value| value.to_str().ok())
+/// Who comes with this `Authorization`.
+///
+/// # Errors
+/// [`Problem`] 401 without a live key; 503 when the key has to be looked up and the database does not answer.
+pub(crate) async fn identify(state: &ApiState, authorization: Option<&str>) -> Result<Caller, Problem> {
+    let text = authorization
         .and_then(|value| value.split_once(' '))
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
         .map(|(_, text)| text.trim())

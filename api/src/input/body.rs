@@ -61,6 +61,22 @@ impl JsonBody {
         if !bytes.is_empty() {
             check_type(headers)?;
         }
+        Self::of_bytes(bytes)
+    }
+
+    /// The body of a message, which must be within `api.max_body_bytes`.
+    ///
+    /// # Errors
+    /// [`Problem`]: 413 or 400.
+    pub(crate) fn of_message(body: &[u8], state: &ApiState) -> Result<Self, Problem> {
+        let most = state.config().api.max_body_bytes;
+        if body.len() > most {
+            return Err(too_large(most));
+        }
+        Self::of_bytes(body.to_vec())
+    }
+
+    fn of_bytes(bytes: Vec<u8>) -> Result<Self, Problem> {
         let text = String::from_utf8(bytes).map_err(|_| {
             Problem::new(
                 Kind::InvalidRequest,

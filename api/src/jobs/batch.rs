@@ -1,4 +1,4 @@
-use super::submit::{Prepared, Submitted, store};
+use super::submit::{KeyBeside, Prepared, Submitted, store};
 use crate::{
     access::{Authorized, Submit, over_quota},
     input::{Findings, JsonBody, Limit, Object, Value},
@@ -62,7 +62,7 @@ pub(crate) async fn submit_batch(
     let mut verdicts = Vec::with_capacity(items.len());
     let mut valid = Vec::new();
     for item in items {
-        match Prepared::read(&state, &caller, item, None) {
+        match Prepared::read(&state, caller.app(), item, KeyBeside::Nothing) {
             Ok(prepared) => {
                 valid.push(prepared);
                 verdicts.push(None);

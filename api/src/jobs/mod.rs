@@ -14,4 +14,6 @@ pub(crate) use steer::{
     __path_cancel, __path_delete, __path_patch, __path_pause, __path_resume, __path_trigger, Triggered,
     cancel, delete, follow_up, patch, pause, resume, trigger,
 };
-pub(crate) use submit::{__path_submit, __path_validate, submit, validate};
+pub(crate) use submit::{
+    __path_submit, __path_validate, KeyBeside, Prepared, Submitted, store, submit, validate,
+};

@@ -1,5 +1,5 @@
 use crate::{
-    access::{Authorized, Caller, Submit, over_quota},
+    access::{Authorized, Submit, over_quota},
     definition::{Definition, Rules, Warning, read_key},
     handler_directory::not_offered,
     input::{Findings, JsonBody, Value, content_hash},
@@ -39,7 +39,7 @@ const NUDGE_WITHIN: Duration = Duration::from_millis(1_500);
 /// The answer to an accepted submission.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Submitted {
+pub(crate) struct Submitted {
     /// The job.
     #[schema(value_type = String, format = Uuid)]
     pub job_id: JobId,
@@ -75,7 +75,7 @@ pub(crate) async fn submit(
     body: JsonBody,
 ) -> Result<Response, Problem> {
     let arrival = state.submitter().announce();
-    let prepared = Prepared::read(&state, &caller, body.required()?, key_of_header(&headers)?)?;
+    let prepared = Prepared::read(&state, caller.app(), body.required()?, key_of_header(&headers)?)?;
     if state.quotas().take(state.store(), caller.app_row(), 1).await? == 0 {
         return Err(over_quota(caller.app_row()));
     }
@@ -122,7 +122,7 @@ pub(crate) async fn validate(
     headers: HeaderMap,
     body: JsonBody,
 ) -> Result<Json<Validated>, Problem> {
-    let prepared = Prepared::read(&state, &caller, body.required()?, key_of_header(&headers)?)?;
+    let prepared = Prepared::read(&state, caller.app(), body.required()?, key_of_header(&headers)?)?;
     if let Trigger::After { job_id, .. } = prepared.row.trigger {
         let parent = jobs::get(&mut *state.store().reader().await?, job_id).await?;
         if parent.is_none_or(|parent| parent.app != caller.app()) {
@@ -147,10 +147,21 @@ fn first_firings(job: &JobRow) -> Vec<EpochMillis> {
         .collect()
 }
 
+/// A client request id that came beside the body.
+pub(crate) enum KeyBeside {
+    /// None did.
+    Nothing,
+    /// In the header `Idempotency-Key`: must equal the one in the body, if there are both.
+    Header(String),
+    /// The `message_id` of an AMQP message: stands in when the body has none. Empty for a message without one, which
+    /// is refused then: nothing else would tell a redelivery from a second job.
+    MessageId(String),
+}
+
 /// The key of the header, if it has one.
-pub(super) fn key_of_header(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+fn key_of_header(headers: &HeaderMap) -> Result<KeyBeside, Problem> {
     let Some(value) = headers.get(IDEMPOTENCY_KEY) else {
-        return Ok(None);
+        return Ok(KeyBeside::Nothing);
     };
     let key = std::str::from_utf8(value.as_bytes()).unwrap_or_default();
     let mut findings = Findings::default();
@@ -158,21 +169,25 @@ pub(super) fn key_of_header(headers: &HeaderMap) -> Result<Option<String>, Probl
         let what = "the header Idempotency-Key must have 1 to 255 bytes of UTF-8";
         findings.parameter("Idempotency-Key", "text.length", what);
     }
-    findings.into_result(Some(Some(key.to_owned())))
+    findings.into_result(Some(KeyBeside::Header(key.to_owned())))
 }
 
 /// A valid job, ready to be stored.
-pub(super) struct Prepared {
+pub(crate) struct Prepared {
     row: JobRow,
     warnings: Vec<Warning>,
 }
 
 impl Prepared {
-    pub(super) fn read(
+    /// Reads and checks a body.
+    ///
+    /// # Errors
+    /// [`Problem`] with everything that is wrong.
+    pub(crate) fn read(
         state: &ApiState,
-        caller: &Caller,
+        app: AppId,
         body: &RawValue,
-        header_key: Option<String>,
+        beside: KeyBeside,
     ) -> Result<Self, Problem> {
         let now = state.store().now();
         let rules = Rules {
@@ -182,14 +197,17 @@ impl Prepared {
             egress: state.egress(),
         };
         let mut definition = Definition::read(body, rules)?;
-        match (&definition.client_request_id, header_key) {
-            (Some(in_body), Some(in_header)) if *in_body != in_header => return Err(two_keys(&in_header)),
-            (None, key @ Some(_)) => definition.client_request_id = key,
+        match (&definition.client_request_id, beside) {
+            (Some(in_body), KeyBeside::Header(in_header)) if *in_body != in_header => {
+                return Err(two_keys(&in_header));
+            }
+            (None, KeyBeside::Header(key)) => definition.client_request_id = Some(key),
+            (None, KeyBeside::MessageId(id)) => definition.client_request_id = Some(key_of_message_id(&id)?),
             _ => {}
         }
         let content = content_hash(body, &["clientRequestId"]);
         let warnings = std::mem::take(&mut definition.warnings);
-        let row = definition.into_row(caller.app(), content, now);
+        let row = definition.into_row(app, content, now);
         Ok(Self { row, warnings })
     }
 
@@ -205,6 +223,22 @@ impl Prepared {
         }
         warnings
     }
+}
+
+/// The message id as a client request id, by the rules of the field.
+fn key_of_message_id(id: &str) -> Result<String, Problem> {
+    if id.is_empty() {
+        return Err(Problem::new(
+            Kind::InvalidRequest,
+            "key.missing",
+            "send a message_id or a clientRequestId: without one, a message that is delivered twice would make two jobs",
+        ));
+    }
+    let mut findings = Findings::default();
+    let key = serde_json::value::to_raw_value(id)
+        .ok()
+        .and_then(|raw| read_key(&Value::new(&raw, String::new(), "message_id"), &mut findings));
+    findings.into_result(key)
 }
 
 fn two_keys(in_header: &str) -> Problem {
@@ -231,7 +265,7 @@ fn two_keys(in_header: &str) -> Problem {
 }
 
 /// Stores jobs and turns each admission into its answer.
-pub(super) async fn store(
+pub(crate) async fn store(
     state: &ApiState,
     prepared: Vec<Prepared>,
     arrival: Arrival,

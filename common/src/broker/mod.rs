@@ -10,6 +10,7 @@
 
 pub mod memory;
 mod message;
+pub mod subscription;
 pub mod topology;
 
 pub use message::{Message, MessageHeaders, SCHEMA_VERSION, SCHEMA_VERSION_HEADER};

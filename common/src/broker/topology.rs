@@ -171,6 +171,13 @@ impl Names {
         }
     }
 
+    /// True for names below this namespace.
+    #[must_use]
+    pub fn owns(&self, name: &str) -> bool {
+        name.strip_prefix(&self.namespace)
+            .is_some_and(|rest| rest.starts_with('.'))
+    }
+
     /// The dispatch queue of one worker incarnation.
     #[must_use]
     pub fn worker_queue(&self, worker: &WorkerId, incarnation: IncarnationId) -> String {

@@ -32,6 +32,8 @@ pub mod kind {
     pub const WAKE: &str = "wake";
     /// Relay's work: one attempt of one delivery.
     pub const CALLBACK: &str = "callback";
+    /// API → producer: what became of a job submitted over AMQP.
+    pub const SUBMISSION_ANSWER: &str = "submission-answer";
     /// Sent by the leader through a queue, to know when everything before it was consumed: see [`super::Marker`].
     pub const MARKER: &str = "marker";
 }

@@ -1,15 +1,13 @@
 //! A queue consumed for as long as the process runs: again after every interruption, with growing pauses.
 
+use super::{Acker, Broker, BrokerError, ConsumeOptions, Consumer, Delivery, Topology, next_batch};
 use backon::{BackoffBuilder, ExponentialBuilder};
-use isocost_common::broker::{
-    Acker, Broker, BrokerError, ConsumeOptions, Consumer, Delivery, Topology, next_batch,
-};
 use std::{sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 /// Pauses of anything that is tried again until it works: 50 ms doubling to 5 s, jittered, without end.
-pub(crate) fn patient() -> impl Iterator<Item = Duration> {
+pub fn patient() -> impl Iterator<Item = Duration> {
     ExponentialBuilder::default()
         .with_min_delay(Duration::from_millis(50))
         .with_max_delay(Duration::from_secs(5))
@@ -20,7 +18,7 @@ pub(crate) fn patient() -> impl Iterator<Item = Duration> {
 }
 
 /// Waits; false when `shutdown` came first.
-pub(crate) async fn pause(shutdown: &CancellationToken, pause: Duration) -> bool {
+pub async fn pause(shutdown: &CancellationToken, pause: Duration) -> bool {
     tokio::select! {
         () = shutdown.cancelled() => false,
         () = tokio::time::sleep(pause) => true,
@@ -31,7 +29,7 @@ pub(crate) async fn pause(shutdown: &CancellationToken, pause: Duration) -> bool
 ///
 /// # Errors
 /// [`BrokerError::Conflict`] when something of it exists and is different: an operator has to look.
-pub(crate) async fn declare(
+pub async fn declare(
     broker: &dyn Broker,
     topology: &Topology,
     shutdown: &CancellationToken,
@@ -50,7 +48,7 @@ pub(crate) async fn declare(
 }
 
 /// One queue and the consumer on it, when there is one.
-pub(crate) struct Subscription {
+pub struct Subscription {
     broker: Arc<dyn Broker>,
     queue: String,
     options: ConsumeOptions,
@@ -59,13 +57,9 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
-    /// Consumes nothing yet.
-    pub(crate) fn new(
-        broker: Arc<dyn Broker>,
-        queue: String,
-        prefetch: u16,
-        shutdown: CancellationToken,
-    ) -> Self {
+    /// Consumes nothing yet; at most `prefetch` deliveries will be unacked at once.
+    #[must_use]
+    pub fn new(broker: Arc<dyn Broker>, queue: String, prefetch: u16, shutdown: CancellationToken) -> Self {
         Self {
             broker,
             queue,
@@ -79,11 +73,7 @@ impl Subscription {
     }
 
     /// Up to `limit` deliveries and the handle that settles them; none once the process shuts down.
-    pub(crate) async fn next(
-        &mut self,
-        limit: usize,
-        linger: Duration,
-    ) -> Option<(Vec<Delivery>, Arc<dyn Acker>)> {
+    pub async fn next(&mut self, limit: usize, linger: Duration) -> Option<(Vec<Delivery>, Arc<dyn Acker>)> {
         let mut pauses = patient();
         while !self.shutdown.is_cancelled() {
             let failure = match &mut self.consumer {

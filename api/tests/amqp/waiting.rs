@@ -1,0 +1,96 @@
+//! What may be accepted later is kept, unacked, and neither refused nor in the way of others.
+
+use crate::{
+    cases,
+    site::{Line, SOON, Site, new_app, new_key, set_limits},
+};
+use anyhow::Result;
+use isocost_common::{
+    store::apps::{App, Scope},
+    test_support::{TestStore, eventually},
+};
+
+cases! {
+    an_app_over_its_pending_limit_waits_and_others_go_on,
+    a_rate_limit_slows_down_and_refuses_nothing,
+}
+
+const JOB: &str = r#"{"jobName": "a job", "jobHandler": "noop"}"#;
+
+async fn an_app_over_its_pending_limit_waits_and_others_go_on(site: &Site) -> Result<()> {
+    let limited = App {
+        max_pending_jobs: Some(3),
+        ..site.app.clone()
+    };
+    set_limits(&site.store, &limited).await?;
+    let other = new_app(&site.store, "another app").await?;
+    let key = new_key(&site.store, other.id, &[Scope::Submit]).await?;
+    let own = (0..10).map(|number| site.message(&format!("own-{number}"), JOB));
+    site.publish(own.collect()).await?;
+    site.jobs_are(3).await?;
+    let others = (0..10).map(|number| {
+        let mut message = site.message(&format!("other-{number}"), JOB);
+        message
+            .headers
+            .insert("authorization".into(), format!("Bearer {key}"));
+        message
+    });
+    site.publish(others.collect()).await?;
+    site.jobs_are(13).await?;
+    assert_eq!(site.ready(&site.names.dead_submissions_queue()).await?, 0);
+    set_limits(&site.store, &site.app).await?;
+    site.jobs_are(20).await
+}
+
+async fn a_rate_limit_slows_down_and_refuses_nothing(site: &Site) -> Result<()> {
+    let limited = App {
+        rate_limit_per_second: Some(5),
+        ..site.app.clone()
+    };
+    set_limits(&site.store, &limited).await?;
+    let messages = (0..12).map(|number| site.message(&format!("order-{number}"), JOB));
+    site.publish(messages.collect()).await?;
+    site.jobs_are(12).await?;
+    assert_eq!(site.ready(&site.names.dead_submissions_queue()).await?, 0);
+    Ok(())
+}
+
+/// A table that is missing stands for whatever makes the database take nothing at all.
+async fn no_message_is_blamed_for_a_database_that_takes_nothing(site: &Site) -> Result<()> {
+    rename(site, "job_info", "job_info_away").await?;
+    let messages = (0..20).map(|number| site.message(&format!("order-{number}"), JOB));
+    site.publish(messages.collect()).await?;
+    let queue = site.names.submissions_queue();
+    eventually("all are in hand", SOON, async || {
+        Ok((site.ready(&queue).await? == 0).then_some(()))
+    })
+    .await?;
+    rename(site, "job_info_away", "job_info").await?;
+    site.jobs_are(20).await?;
+    assert_eq!(site.ready(&site.names.dead_submissions_queue()).await?, 0);
+    Ok(())
+}
+
+async fn rename(site: &Site, from: &str, to: &str) -> Result<()> {
+    let mut tx = site.store.begin().await?;
+    sqlx::query(sqlx::AssertSqlSafe(format!("alter table {from} rename to {to}")))
+        .execute(&mut *tx)
+        .await?;
+    tx.commit().await?;
+    Ok(())
+}
+
+mod missing_table {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn no_message_is_blamed_for_a_database_that_takes_nothing() -> Result<()> {
+        TestStore::on_mysql(async |store| {
+            let site = Site::start(store, Line::memory()).await?;
+            super::no_message_is_blamed_for_a_database_that_takes_nothing(&site).await?;
+            assert_eq!(site.stop_and_count_unacked().await?, 0);
+            Ok(())
+        })
+        .await
+    }
+}
