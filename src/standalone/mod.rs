@@ -181,6 +181,8 @@ fn settle_config(config: &mut Config, address: SocketAddr) {
             .allowed_networks
             .extend(["127.0.0.0/8".to_owned(), "::1/128".to_owned()]);
     }
+    // Nobody outside this process could hear them.
+    config.broker.outcomes = false;
     if config.worker.id.is_empty() {
         config.worker.id = WORKER_NAME.into();
     }

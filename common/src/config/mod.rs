@@ -83,6 +83,9 @@ pub struct BrokerConfig {
     pub url: Secret,
     /// First word of every exchange and queue name. Default `isocost`.
     pub namespace: String,
+    /// Publish the outcome of every execution to the exchange `<namespace>.outcomes`. The same in every role. Default
+    /// true; standalone mode has no outside broker and switches it off.
+    pub outcomes: bool,
 }
 
 impl Default for BrokerConfig {
@@ -90,6 +93,7 @@ impl Default for BrokerConfig {
         Self {
             url: Secret::new("amqp://127.0.0.1:5672/%2f"),
             namespace: "isocost".into(),
+            outcomes: true,
         }
     }
 }

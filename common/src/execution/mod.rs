@@ -137,13 +137,30 @@ impl ExecutionStatus {
     #[must_use]
     pub const fn webhook_type(self) -> Option<&'static str> {
         match self {
-            Self::Succeeded => Some("execution.succeeded"),
-            Self::Failed => Some("execution.failed"),
-            Self::TimedOut => Some("execution.timedOut"),
-            Self::Cancelled => Some("execution.cancelled"),
-            Self::Lost => Some("execution.lost"),
-            Self::Expired => Some("execution.expired"),
+            Self::Succeeded
+            | Self::Failed
+            | Self::TimedOut
+            | Self::Cancelled
+            | Self::Lost
+            | Self::Expired => Some(self.outcome_type()),
             _ => None,
+        }
+    }
+
+    /// The `type` of an outcome, which skipped firings have as well; that of an open state is never seen.
+    #[must_use]
+    pub const fn outcome_type(self) -> &'static str {
+        match self {
+            Self::Succeeded => "execution.succeeded",
+            Self::Failed => "execution.failed",
+            Self::TimedOut => "execution.timedOut",
+            Self::Cancelled => "execution.cancelled",
+            Self::Lost => "execution.lost",
+            Self::Expired => "execution.expired",
+            Self::Skipped => "execution.skipped",
+            Self::Scheduled | Self::Blocked | Self::Pending | Self::Dispatched | Self::Running => {
+                "execution.open"
+            }
         }
     }
 }

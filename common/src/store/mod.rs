@@ -20,6 +20,7 @@ pub mod job_log;
 pub mod jobs;
 pub mod listing;
 pub mod migrations;
+pub mod outcomes;
 pub mod placement;
 pub mod recovery;
 pub mod settings;
@@ -92,6 +93,7 @@ pub struct Store {
     read: AnyPool,
     dialect: Dialect,
     clock: Arc<Clock>,
+    outcomes: bool,
 }
 
 impl Store {
@@ -140,9 +142,17 @@ impl Store {
             read,
             dialect,
             clock: Arc::new(Clock::default()),
+            outcomes: false,
         };
         store.measure_clock().await?;
         Ok(store)
+    }
+
+    /// The same store, whose transactions write the outcome of every execution they end into `outcome_outbox`, for the
+    /// relay to publish (`broker.outcomes`). Every role that ends executions must be told the same. Off at first.
+    #[must_use]
+    pub fn recording_outcomes(self, outcomes: bool) -> Self {
+        Self { outcomes, ..self }
     }
 
     /// The database's clock, without a round trip.
@@ -182,7 +192,7 @@ impl Store {
     /// # Errors
     /// [`StoreError`] when no connection is to be had.
     pub async fn begin(&self) -> Result<Tx, StoreError> {
-        Tx::begin(&self.write, self.dialect).await
+        Tx::begin(&self.write, self.dialect, self.outcomes).await
     }
 
     /// Runs a transaction, and after a deadlock or a lock-wait timeout the whole of it again, at most five times.

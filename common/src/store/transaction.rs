@@ -15,18 +15,28 @@ const MAX_RUNS: u32 = 5;
 pub struct Tx {
     inner: Transaction<'static, Any>,
     dialect: Dialect,
+    outcomes: bool,
 }
 
 impl Tx {
-    pub(super) async fn begin(pool: &AnyPool, dialect: Dialect) -> Result<Self, StoreError> {
+    pub(super) async fn begin(pool: &AnyPool, dialect: Dialect, outcomes: bool) -> Result<Self, StoreError> {
         let inner = pool.begin_with(dialect.begin_statement()).await?;
-        Ok(Self { inner, dialect })
+        Ok(Self {
+            inner,
+            dialect,
+            outcomes,
+        })
     }
 
     /// Which of the databases this is.
     #[must_use]
     pub const fn dialect(&self) -> Dialect {
         self.dialect
+    }
+
+    /// True when the outcome of every execution that ends here is to be published.
+    pub(super) const fn records_outcomes(&self) -> bool {
+        self.outcomes
     }
 
     /// Makes it durable.

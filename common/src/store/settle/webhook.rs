@@ -1,4 +1,5 @@
-//! The callback row of an ended execution: the body is built here, once, and sent byte for byte.
+//! The callback row of an ended execution, and its outcome for the exchange: the body is built here, once, and sent byte
+//! for byte.
 
 use super::{Ended, EndedJob};
 use crate::{
@@ -10,6 +11,7 @@ use crate::{
         StoreError, Tx,
         callbacks::{self, NewDelivery},
         executions::ExecutionRow,
+        outcomes::{self, OutcomeRow},
         transitions::Applied,
     },
     time::EpochMillis,
@@ -50,20 +52,31 @@ struct Data<'a> {
     error: Option<&'a ExecutionError>,
 }
 
-/// Writes a delivery for every ended execution whose job asks for one.
+/// Writes a delivery for every ended execution whose job asks for one, and the outcome of each where outcomes are
+/// published.
 pub(super) async fn queue(
     tx: &mut Tx,
     ended: &[Ended],
     jobs: &HashMap<JobId, EndedJob>,
     applied: &mut Applied,
 ) -> Result<(), StoreError> {
-    let mut deliveries = Vec::new();
+    let (mut deliveries, mut reported) = (Vec::new(), Vec::new());
     for Ended { row, .. } in ended {
         let Some(job) = jobs.get(&row.job) else { continue };
+        let created_at = row.finished_at.unwrap_or(row.created_at);
+        if tx.records_outcomes() {
+            reported.push(OutcomeRow {
+                execution: row.id,
+                app: job.app,
+                handler: row.handler.clone(),
+                status: row.status,
+                body: body(row, job, row.status.outcome_type(), created_at)?,
+                created_at,
+            });
+        }
         let (Some(url), Some(kind)) = (&job.callback_url, row.status.webhook_type()) else {
             continue;
         };
-        let created_at = row.finished_at.unwrap_or(row.created_at);
         deliveries.push(NewDelivery {
             id: DeliveryId::generate(),
             app: job.app,
@@ -76,6 +89,7 @@ pub(super) async fn queue(
         });
     }
     callbacks::insert_many(tx, &deliveries).await?;
+    outcomes::insert_many(tx, &reported).await?;
     applied
         .callbacks
         .extend(deliveries.iter().map(|delivery| CallbackTicket {
