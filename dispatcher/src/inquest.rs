@@ -79,10 +79,14 @@ async fn judge(ports: &Ports, names: &Names, probe: &reqwest::Client, subject: &
         return Verdict::Unclear;
     }
     match ports.coordination.heartbeats().await {
-        Ok(stored) => {
-            let mut stored = stored.into_iter();
+        Ok(heartbeats) => {
+            let mut stored = heartbeats.stored.into_iter();
             if stored.any(|beat| beat.incarnation == subject.incarnation && beat.age < subject.lease) {
                 return Verdict::Alive;
+            }
+            // A service that was flushed or started meanwhile has forgotten heartbeats that renewed a lease.
+            if heartbeats.known_for < subject.lease {
+                return Verdict::Unclear;
             }
         }
         // It may be renewing its lease there, where only we cannot see it.

@@ -168,8 +168,8 @@ impl Leader {
     /// are known at once and not a beat later.
     async fn meet_workers(&mut self) {
         match self.ports.coordination.heartbeats().await {
-            Ok(stored) => {
-                for beat in stored {
+            Ok(heartbeats) => {
+                for beat in heartbeats.stored {
                     match serde_json::from_str(&beat.payload) {
                         Ok(heartbeat) => self.take_heartbeat(&heartbeat, Instant::now()),
                         Err(error) => {

@@ -49,6 +49,7 @@ impl Config {
     /// [`ConfigError::Invalid`] naming the first key whose value cannot work, and what would.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.leases.validate()?;
+        self.coordination.validate(&self.leases)?;
         self.api.validate()?;
         self.dispatcher.validate()?;
         self.relay.validate()?;
@@ -106,6 +107,32 @@ pub struct CoordinationConfig {
     pub url: Secret,
     /// First word of every key. Default `isocost`.
     pub prefix: String,
+    /// Longest wait for an answer, in milliseconds. Default 1,000.
+    pub command_timeout_ms: u64,
+}
+
+impl CoordinationConfig {
+    /// As [`CoordinationConfig::command_timeout_ms`].
+    #[must_use]
+    pub const fn command_timeout(&self) -> Duration {
+        millis(self.command_timeout_ms)
+    }
+
+    fn validate(&self, leases: &LeaseConfig) -> Result<(), ConfigError> {
+        let rules = [
+            (
+                !self.prefix.is_empty() && !self.prefix.contains(['{', '}']),
+                "coordination.prefix",
+                "must not be empty, nor contain { or }",
+            ),
+            (
+                (10..=leases.heartbeat_ms).contains(&self.command_timeout_ms),
+                "coordination.command_timeout_ms",
+                "must be at least 10 and at most leases.heartbeat_ms, or a worker misses heartbeats while it waits",
+            ),
+        ];
+        load::check(&rules)
+    }
 }
 
 impl Default for CoordinationConfig {
@@ -113,6 +140,7 @@ impl Default for CoordinationConfig {
         Self {
             url: Secret::new("redis://127.0.0.1:6379/0"),
             prefix: "isocost".into(),
+            command_timeout_ms: 1_000,
         }
     }
 }

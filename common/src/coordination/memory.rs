@@ -1,7 +1,7 @@
 //! The in-process coordination service of standalone mode. Entries run out by the monotonic clock of this process; those
 //! that ran out are removed as others are written, so that memory follows what is alive.
 
-use super::{Coordination, CoordinationError, HeartbeatAnswer, StoredHeartbeat};
+use super::{Coordination, CoordinationError, HeartbeatAnswer, Heartbeats, StoredHeartbeat};
 use crate::id::IncarnationId;
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -21,13 +21,27 @@ pub struct MemoryCoordination {
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
+    /// When it was empty.
+    since: Instant,
     /// Lock name to the token of its holder.
     locks: Expiring<String, String>,
     heartbeats: Expiring<IncarnationId, Heartbeat>,
     tombstones: Expiring<IncarnationId, ()>,
     keys: Expiring<String, ()>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            since: Instant::now(),
+            locks: Expiring::default(),
+            heartbeats: Expiring::default(),
+            tombstones: Expiring::default(),
+            keys: Expiring::default(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -98,17 +112,19 @@ impl Coordination for MemoryCoordination {
         Ok(HeartbeatAnswer::Accepted)
     }
 
-    async fn heartbeats(&self) -> Result<Vec<StoredHeartbeat>, CoordinationError> {
+    async fn heartbeats(&self) -> Result<Heartbeats, CoordinationError> {
         let now = Instant::now();
         let state = self.state.lock();
         let alive = state.heartbeats.alive(now);
-        Ok(alive
-            .map(|(incarnation, heartbeat)| StoredHeartbeat {
-                incarnation: *incarnation,
-                age: now - heartbeat.arrived_at,
-                payload: heartbeat.payload.clone(),
-            })
-            .collect())
+        let stored = alive.map(|(incarnation, heartbeat)| StoredHeartbeat {
+            incarnation: *incarnation,
+            age: now - heartbeat.arrived_at,
+            payload: heartbeat.payload.clone(),
+        });
+        Ok(Heartbeats {
+            known_for: now - state.since,
+            stored: stored.collect(),
+        })
     }
 
     async fn entomb(&self, incarnation: IncarnationId, ttl: Duration) -> Result<(), CoordinationError> {

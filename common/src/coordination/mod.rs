@@ -3,6 +3,7 @@
 //! guards decide, and everything keeps its promises while it is away or flushed.
 
 pub mod memory;
+pub mod redis;
 
 use crate::id::IncarnationId;
 use async_trait::async_trait;
@@ -33,7 +34,20 @@ pub struct StoredHeartbeat {
     pub payload: String,
 }
 
+/// The heartbeats a service knows of.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Heartbeats {
+    /// How far back its knowledge goes, by its own clock: not beyond its start, or the moment at which it was flushed. That
+    /// somebody is missing proves nothing about the time before.
+    pub known_for: Duration,
+    /// Those that have not run out.
+    pub stored: Vec<StoredHeartbeat>,
+}
+
 /// Locks, heartbeats, tombstones and start keys.
+///
+/// Every call ends soon, with an answer or an error, also when the service is away. A call without an answer may have
+/// had its effect. The service may forget everything at any moment; it never makes anything up.
 #[async_trait]
 pub trait Coordination: Send + Sync + 'static {
     /// Takes the lock if it is free, for `ttl`. `token` must be random: it proves ownership later.
@@ -54,8 +68,8 @@ pub trait Coordination: Send + Sync + 'static {
         ttl: Duration,
     ) -> Result<HeartbeatAnswer, CoordinationError>;
 
-    /// Every heartbeat that has not run out.
-    async fn heartbeats(&self) -> Result<Vec<StoredHeartbeat>, CoordinationError>;
+    /// Every heartbeat that has not run out, and how far back that can be trusted.
+    async fn heartbeats(&self) -> Result<Heartbeats, CoordinationError>;
 
     /// Marks an incarnation dead for `ttl`: its heartbeats are answered [`HeartbeatAnswer::Fenced`] from now on, and
     /// its stored heartbeat is gone.

@@ -10,9 +10,14 @@
 //! says so needs `tokio` (with `macros`) and `anyhow` among its dev-dependencies.
 
 pub mod given;
+mod mariadb_server;
 pub mod proxy;
+mod redis_server;
+mod server;
 mod test_store;
 
+pub use mariadb_server::MariadbServer;
+pub use redis_server::RedisServer;
 pub use test_store::TestStore;
 
 use std::time::Duration;

@@ -13,7 +13,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 
 /// The heartbeat of one incarnation, among those of every other test.
 async fn stored(service: &dyn Coordination, incarnation: IncarnationId) -> Result<Option<StoredHeartbeat>> {
-    let mut all = service.heartbeats().await?;
+    let mut all = service.heartbeats().await?.stored;
     all.retain(|heartbeat| heartbeat.incarnation == incarnation);
     ensure!(all.len() <= 1, "one incarnation, {} heartbeats", all.len());
     Ok(all.pop())
@@ -109,5 +109,43 @@ pub(crate) async fn a_tombstone_runs_out(under_test: &dyn UnderTest) -> Result<(
     .await?;
     let lasted = before.elapsed();
     ensure!(lasted >= SHORT, "it lasted only {lasted:?}");
+    Ok(())
+}
+
+/// After a flush somebody who is missing may only have been forgotten: whoever would conclude something from it must know.
+pub(crate) async fn a_service_that_forgot_says_so_and_goes_on(under_test: &dyn UnderTest) -> Result<()> {
+    let service = under_test.connect().await?;
+    let (seen, dead) = (IncarnationId::generate(), IncarnationId::generate());
+    let begun = Instant::now();
+    accepted(&*service, seen, "{}", LONG).await?;
+    ensure!(service.try_lock("lock", "token", LONG).await?);
+    ensure!(service.claim_key("key", LONG).await?);
+    service.entomb(dead, LONG).await?;
+    let known_for = eventually("its knowledge goes back", DEADLINE, async || {
+        let known_for = service.heartbeats().await?.known_for;
+        Ok((known_for >= Duration::from_millis(100)).then_some(known_for))
+    })
+    .await?;
+    ensure!(known_for <= begun.elapsed() + Duration::from_millis(1));
+
+    under_test.forget().await?;
+    let forgotten = Instant::now();
+    let heartbeats = service.heartbeats().await?;
+    ensure!(heartbeats.stored.is_empty(), "{heartbeats:?}");
+    ensure!(
+        heartbeats.known_for <= forgotten.elapsed() + Duration::from_millis(1),
+        "it claims to have known for {:?}",
+        heartbeats.known_for
+    );
+    ensure!(
+        !service.renew_lock("lock", "token", LONG).await?,
+        "a forgotten lock was renewed"
+    );
+    ensure!(service.try_lock("lock", "other", LONG).await?);
+    ensure!(service.claim_key("key", LONG).await?);
+    accepted(&*service, dead, "{}", LONG).await?;
+    accepted(&*service, seen, "again", LONG).await?;
+    let again = stored(&*service, seen).await?.context("it is not there")?;
+    ensure!(again.payload == "again");
     Ok(())
 }

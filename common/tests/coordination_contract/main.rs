@@ -4,10 +4,14 @@
 mod heartbeats;
 mod keys;
 mod locks;
+mod redis_alone;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use async_trait::async_trait;
-use isocost_common::coordination::{Coordination, memory::MemoryCoordination};
+use isocost_common::{
+    config::{CoordinationConfig, Secret},
+    coordination::{Coordination, memory::MemoryCoordination, redis::RedisCoordination},
+};
 use std::{sync::Arc, time::Duration};
 
 /// One implementation, as the cases need it.
@@ -15,6 +19,9 @@ use std::{sync::Arc, time::Duration};
 pub(crate) trait UnderTest: Send + Sync {
     /// A connection to the service, as another process would have.
     async fn connect(&self) -> Result<Arc<dyn Coordination>>;
+
+    /// Makes the service forget what this test has told it, as after a flush.
+    async fn forget(&self) -> Result<()>;
 }
 
 /// The in-process service.
@@ -30,6 +37,56 @@ impl MemoryUnderTest {
 impl UnderTest for MemoryUnderTest {
     async fn connect(&self) -> Result<Arc<dyn Coordination>> {
         Ok(Arc::clone(&self.0) as Arc<dyn Coordination>)
+    }
+
+    async fn forget(&self) -> Result<()> {
+        self.0.flush();
+        Ok(())
+    }
+}
+
+/// A part of the Redis that all tests share: the keys under a prefix of this test's own.
+struct RedisUnderTest {
+    prefix: String,
+}
+
+impl RedisUnderTest {
+    fn start() -> Self {
+        Self {
+            prefix: unique("redis"),
+        }
+    }
+}
+
+/// The Redis of the tests.
+fn redis_url() -> Result<String> {
+    const VARIABLE: &str = "ISOCOST_TEST_REDIS_URL";
+    std::env::var(VARIABLE).with_context(|| format!("no Redis: start with ./test, or set {VARIABLE}"))
+}
+
+#[async_trait]
+impl UnderTest for RedisUnderTest {
+    async fn connect(&self) -> Result<Arc<dyn Coordination>> {
+        let config = CoordinationConfig {
+            url: Secret::new(&redis_url()?),
+            prefix: self.prefix.clone(),
+            // What is slow here is the machine, with all tests at once.
+            command_timeout_ms: 10_000,
+        };
+        Ok(RedisCoordination::start(&config)?)
+    }
+
+    async fn forget(&self) -> Result<()> {
+        let client = redis::Client::open(redis_url()?)?;
+        let mut connection = client.get_multiplexed_async_connection().await?;
+        let script = "for _, key in ipairs(redis.call('KEYS', ARGV[1])) do redis.call('DEL', key) end";
+        redis::cmd("EVAL")
+            .arg(script)
+            .arg(0)
+            .arg(format!("{{{}}}:*", self.prefix))
+            .query_async::<()>(&mut connection)
+            .await?;
+        Ok(())
     }
 }
 
@@ -47,6 +104,7 @@ pub(crate) const SHORT: Duration = Duration::from_millis(200);
 macro_rules! contract {
     ($($module:ident { $($case:ident),+ $(,)? })+) => {
         contract!(@on memory, MemoryUnderTest::start(), $($module { $($case),+ })+);
+        contract!(@on redis_server, RedisUnderTest::start(), $($module { $($case),+ })+);
     };
     (@on $implementation:ident, $start:expr, $($module:ident { $($case:ident),+ })+) => {
         mod $implementation {
@@ -82,6 +140,7 @@ contract! {
         an_entombed_incarnation_is_fenced_and_unseen,
         a_tombstone_concerns_one_incarnation,
         a_tombstone_runs_out,
+        a_service_that_forgot_says_so_and_goes_on,
     }
     keys {
         a_key_is_claimed_once,

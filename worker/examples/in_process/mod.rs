@@ -146,7 +146,7 @@ async fn consume(broker: &Arc<MemoryBroker>, queue: &str) -> anyhow::Result<Box<
 /// A worker's queue is named for its incarnation, which its first heartbeat tells.
 async fn worker_queue(names: &Names, coordination: &MemoryCoordination) -> anyhow::Result<String> {
     for _ in 0..500 {
-        if let Some(stored) = coordination.heartbeats().await?.first() {
+        if let Some(stored) = coordination.heartbeats().await?.stored.first() {
             let heartbeat: Heartbeat = serde_json::from_str(&stored.payload)?;
             return Ok(names.worker_queue(&heartbeat.worker, heartbeat.incarnation));
         }

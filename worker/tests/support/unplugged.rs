@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use isocost_common::{
     coordination::{
-        Coordination, CoordinationError, HeartbeatAnswer, StoredHeartbeat, memory::MemoryCoordination,
+        Coordination, CoordinationError, HeartbeatAnswer, Heartbeats, memory::MemoryCoordination,
     },
     id::IncarnationId,
 };
@@ -70,7 +70,7 @@ impl Coordination for Pluggable {
         self.service()?.heartbeat(incarnation, payload, ttl).await
     }
 
-    async fn heartbeats(&self) -> Answer<Vec<StoredHeartbeat>> {
+    async fn heartbeats(&self) -> Answer<Heartbeats> {
         self.service()?.heartbeats().await
     }
 
