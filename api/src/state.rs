@@ -63,6 +63,7 @@ impl ApiState {
         )
         .map_err(crate::Error::Networks)?;
         let names = Names::new(&config.broker.namespace);
+        let ports = ports.recording_outcomes(config.broker.outcomes);
         let background = Background {
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),

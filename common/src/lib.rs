@@ -36,3 +36,14 @@ pub struct Ports {
     /// Locks, heartbeats and start keys; never the truth.
     pub coordination: Arc<dyn coordination::Coordination>,
 }
+
+impl Ports {
+    /// The same, with a store that writes outcomes down or not: see [`store::Store::recording_outcomes`].
+    #[must_use]
+    pub fn recording_outcomes(self, outcomes: bool) -> Self {
+        Self {
+            store: self.store.recording_outcomes(outcomes),
+            ..self
+        }
+    }
+}

@@ -44,6 +44,7 @@ const PROBE_DEADLINE: Duration = Duration::from_secs(1);
 /// # Errors
 /// [`Error`] at start. Later failures are logged, and what failed is tried again.
 pub async fn run(config: Config, ports: Ports, shutdown: CancellationToken) -> Result<(), Error> {
+    let ports = ports.recording_outcomes(config.broker.outcomes);
     let intake = intake::run(config.clone(), ports.clone(), shutdown.clone());
     let kept_days = config.dispatcher.history_days;
     let names = Names::new(&config.broker.namespace);

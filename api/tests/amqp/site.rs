@@ -133,7 +133,7 @@ impl Site {
     pub(crate) async fn publish(&self, messages: Vec<Message>) -> Result<()> {
         let publications = messages.into_iter().map(|message| Publication {
             exchange: self.names.submissions_exchange(),
-            routing_key: self.names.submissions_queue(),
+            routing_key: String::new(),
             mandatory: true,
             message,
         });

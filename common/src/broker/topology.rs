@@ -238,6 +238,14 @@ impl Names {
             &self.submissions_exchange(),
             self.intake_queue(self.submissions_queue(), self.dead_submissions_queue()),
         );
+        // Producers are told the exchange; whichever of these keys they think of is right.
+        topology.bindings.extend(
+            [String::new(), self.submissions_exchange()].map(|routing_key| Binding {
+                exchange: self.submissions_exchange(),
+                queue: self.submissions_queue(),
+                routing_key,
+            }),
+        );
         topology.add(
             &self.submissions_exchange(),
             Queue::new(self.dead_submissions_queue(), QueueKind::Quorum),

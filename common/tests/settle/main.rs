@@ -3,6 +3,7 @@
 mod given;
 mod history;
 mod outbox;
+mod outcomes;
 
 use given::*;
 use isocost_common::{

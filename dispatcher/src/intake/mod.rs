@@ -45,6 +45,7 @@ pub enum Error {
 /// # Errors
 /// [`Error::Declare`] at start. Later failures are logged and tried again.
 pub async fn run(config: Config, ports: Ports, shutdown: CancellationToken) -> Result<(), Error> {
+    let ports = ports.recording_outcomes(config.broker.outcomes);
     let names = Names::new(&config.broker.namespace);
     let topology = names.shared_topology(&config.relay.delay_tiers());
     if !declare(ports.broker.as_ref(), &topology, &shutdown)

@@ -1,4 +1,5 @@
-//! The relay: takes tickets from the broker, claims their rows, posts, and records what came of it.
+//! The relay: takes tickets from the broker, claims their rows, posts, and records what came of it. It also publishes the
+//! outcomes of executions to their exchange ([`outcomes`]).
 //!
 //! A ticket is a hint, the row is the truth: a delivery is posted only under a claimed row, never before its
 //! `next_attempt_at`, and a sweep of the table finds what has lost its ticket. Tickets are acked as soon as their row is
@@ -7,6 +8,7 @@
 
 mod endpoints;
 mod engine;
+mod outcomes;
 mod recording;
 mod request;
 mod retry;
@@ -81,7 +83,12 @@ pub async fn run(config: Config, ports: Ports, shutdown: CancellationToken) -> R
         poster,
         shutdown.clone(),
     );
-    tokio::join!(first_lane, retry_lane, engine.run(first, retry));
+    let outcomes = async {
+        if config.broker.outcomes {
+            outcomes::run(ports.clone(), names.clone(), shutdown.clone()).await;
+        }
+    };
+    tokio::join!(first_lane, retry_lane, engine.run(first, retry), outcomes);
     Ok(())
 }
 
