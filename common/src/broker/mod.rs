@@ -10,6 +10,7 @@
 
 pub mod memory;
 mod message;
+pub mod rabbitmq;
 pub mod subscription;
 pub mod topology;
 

@@ -12,6 +12,7 @@
 pub mod given;
 mod mariadb_server;
 pub mod proxy;
+pub mod rabbitmq_server;
 mod redis_server;
 mod server;
 mod test_store;

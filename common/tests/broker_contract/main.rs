@@ -5,14 +5,16 @@ mod consuming;
 mod declaring;
 mod dying;
 mod publishing;
+mod rabbitmq_faults;
 mod under_test;
 
-use under_test::{MemoryUnderTest, UnderTest};
+use under_test::{MemoryUnderTest, RabbitUnderTest, UnderTest};
 
 /// Makes a test of every case for every implementation.
 macro_rules! contract {
     ($($module:ident { $($case:ident),+ $(,)? })+) => {
         contract!(@on memory, MemoryUnderTest::start(), $($module { $($case),+ })+);
+        contract!(@on rabbitmq, RabbitUnderTest::start().await?, $($module { $($case),+ })+);
     };
     (@on $implementation:ident, $start:expr, $($module:ident { $($case:ident),+ })+) => {
         mod $implementation {

@@ -4,7 +4,11 @@ use anyhow::{Context, Result, ensure};
 use async_trait::async_trait;
 use isocost_common::broker::{
     Binding, Broker, ConsumeOptions, Consumer, Delivery, Exchange, ExchangeKind, Message, Publication,
-    PublishOutcome, Queue, QueueKind, QueueState, Topology, memory::MemoryBroker,
+    PublishOutcome, Queue, QueueKind, QueueState, Topology, memory::MemoryBroker, rabbitmq::RabbitBroker,
+};
+use isocost_common::{
+    config::{BrokerConfig, Secret},
+    test_support::proxy::Proxy,
 };
 use std::{
     sync::Arc,
@@ -41,6 +45,68 @@ impl UnderTest for MemoryUnderTest {
 
     async fn lose_connections(&self) -> Result<()> {
         self.0.disconnect_all();
+        Ok(())
+    }
+}
+
+/// Names the RabbitMQ that the tests may use.
+const SERVER_URL: &str = "ISOCOST_TEST_AMQP_URL";
+
+/// A RabbitMQ, behind a proxy of this test.
+pub(crate) struct RabbitUnderTest {
+    url: url::Url,
+    proxy: Proxy,
+}
+
+impl RabbitUnderTest {
+    pub(crate) async fn start() -> Result<Self> {
+        let mut url = url::Url::parse(&shared_url()?).with_context(|| format!("{SERVER_URL} is no URL"))?;
+        let host = url.host_str().context("the URL names no host")?;
+        let target = tokio::net::lookup_host((host, url.port().unwrap_or(5672)))
+            .await?
+            .next();
+        let proxy = Proxy::start(target.context("the host has no address")?).await?;
+        url.set_ip_host(proxy.address().ip()).ok();
+        url.set_port(Some(proxy.address().port())).ok();
+        Ok(Self { url, proxy })
+    }
+
+    /// A client that goes through the proxy.
+    pub(crate) fn broker(&self) -> Result<Arc<RabbitBroker>> {
+        rabbit(self.url.as_str())
+    }
+
+    pub(crate) fn proxy(&self) -> &Proxy {
+        &self.proxy
+    }
+}
+
+/// A client of the RabbitMQ that the tests share.
+pub(crate) fn shared_rabbit() -> Result<Arc<RabbitBroker>> {
+    rabbit(&shared_url()?)
+}
+
+/// A client of the RabbitMQ at `url`.
+pub(crate) fn rabbit(url: &str) -> Result<Arc<RabbitBroker>> {
+    let config = BrokerConfig {
+        url: Secret::new(url),
+        ..BrokerConfig::default()
+    };
+    Ok(RabbitBroker::start(&config, "contract test")?)
+}
+
+fn shared_url() -> Result<String> {
+    std::env::var(SERVER_URL).with_context(|| format!("no RabbitMQ: start with ./test, or set {SERVER_URL}"))
+}
+
+#[async_trait]
+impl UnderTest for RabbitUnderTest {
+    async fn connect(&self) -> Result<Arc<dyn Broker>> {
+        Ok(self.broker()?)
+    }
+
+    async fn lose_connections(&self) -> Result<()> {
+        self.proxy.reset_all();
         Ok(())
     }
 }
