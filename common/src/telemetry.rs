@@ -11,6 +11,10 @@ const SECONDS: [f64; 18] = [
     600.0,
 ];
 
+/// In front of the configured filter, which overrides it. lapin logs every returned message as a warning, body and all,
+/// and every refused look at a queue as an error; what matters of that our own broker client says.
+const QUIET: &str = "lapin=off";
+
 /// Telemetry could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
@@ -27,7 +31,7 @@ pub enum TelemetryError {
 /// # Errors
 /// [`TelemetryError`] when the configuration cannot be used.
 pub fn start(config: &TelemetryConfig) -> Result<PrometheusHandle, TelemetryError> {
-    let filter = EnvFilter::try_new(&config.log).map_err(TelemetryError::Filter)?;
+    let filter = EnvFilter::try_new(format!("{QUIET},{}", config.log)).map_err(TelemetryError::Filter)?;
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(io::stderr().is_terminal())
@@ -45,4 +49,20 @@ pub fn start(config: &TelemetryConfig) -> Result<PrometheusHandle, TelemetryErro
     let handle = recorder.handle();
     let _ = metrics::set_global_recorder(recorder);
     Ok(handle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configured_filter_overrides_what_is_quiet() {
+        let shown = |log: &str| EnvFilter::try_new(format!("{QUIET},{log}")).map(|filter| filter.to_string());
+        let has = |log: &str, directive: &str| {
+            shown(log).is_ok_and(|text| text.split(',').any(|one| one == directive))
+        };
+        assert!(has("info", "lapin=off") && has("info", "info"));
+        assert!(has("info,lapin=debug", "lapin=debug") && !has("info,lapin=debug", "lapin=off"));
+        assert!(has("", "lapin=off"));
+    }
 }

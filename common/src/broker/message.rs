@@ -24,7 +24,8 @@ pub struct Message {
     pub reply_to: Option<String>,
     /// What the answer must repeat.
     pub correlation_id: Option<String>,
-    /// The user who published it, as checked by the broker.
+    /// The user who published it, as checked by the broker. RabbitMQ takes only a publisher's own name, so another one is
+    /// left out when a message is published.
     pub user_id: Option<String>,
     /// More, such as `traceparent` and `schema-version`.
     pub headers: MessageHeaders,

@@ -4,6 +4,9 @@
 //! What the port promises:
 //! - A publication is settled as exactly one [`PublishOutcome`]; only [`PublishOutcome::Confirmed`] means the broker
 //!   has it. [`PublishOutcome::Unknown`] may have arrived: publish the same again and let the receiver drop duplicates.
+//!   While the broker is [`BrokerHealth::Blocked`] publications wait, for a bounded time, and are then nacked where it is
+//!   certain that they did not arrive (in-process), else unknown (RabbitMQ). One to an exchange that does not exist is
+//!   nacked.
 //! - Deliveries stay with their consumer until acked or rejected. When a consumer ends, what it had not acked is
 //!   delivered again, marked redelivered, to whoever consumes next. Acks of an ended consumer change nothing.
 //! - Connections come back by themselves; [`Consumer::next`] ends with [`ConsumerEnded`] and the caller consumes anew.

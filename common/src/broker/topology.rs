@@ -31,7 +31,7 @@ pub enum QueueKind {
     Quorum,
     /// Durable, on one node.
     Classic,
-    /// Gone with the connection that declared it.
+    /// Gone with the connection that declared it, and not before: a consumer may end and consume anew.
     Exclusive,
 }
 

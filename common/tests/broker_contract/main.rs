@@ -6,6 +6,7 @@ mod declaring;
 mod dying;
 mod publishing;
 mod rabbitmq_faults;
+mod rabbitmq_speed;
 mod under_test;
 
 use under_test::{MemoryUnderTest, RabbitUnderTest, UnderTest};

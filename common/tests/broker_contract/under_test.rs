@@ -95,7 +95,8 @@ pub(crate) fn rabbit(url: &str) -> Result<Arc<RabbitBroker>> {
     Ok(RabbitBroker::start(&config, "contract test")?)
 }
 
-fn shared_url() -> Result<String> {
+/// The RabbitMQ that the tests share.
+pub(crate) fn shared_url() -> Result<String> {
     std::env::var(SERVER_URL).with_context(|| format!("no RabbitMQ: start with ./test, or set {SERVER_URL}"))
 }
 
