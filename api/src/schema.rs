@@ -131,7 +131,12 @@ pub struct ManualTrigger {
     pub kind: ManualType,
 }
 
-/// Fires when another job has ended.
+/// Fires when another job has ended: whenever an execution of it ends as `on` says. A job that is cancelled before it
+/// ever ran has ended without success.
+///
+/// When the other job is over (or deleted) and cannot end as wanted any more, this one ends too: COMPLETED when it has
+/// fired, else CANCELLED with a `cancelReason`. A retry of the other job that ends as wanted makes it fire all the same.
+/// A submission that could never fire is refused (`trigger.never-fires`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[schema(example = json!({"type": "after", "jobId": "01939c5e-7e2a-7000-8000-000000000000", "on": "success"}))]

@@ -14,6 +14,7 @@ use isocost_common::{
         claim::{self, Advance, DueJob, DueRow},
         epoch,
         executions::{self, ExecutionRow, TriggerKind, rank_time},
+        followers,
         job_log::{self, LogEntry},
         placement::{Class, Handover, Order},
         settle::{self, Ended},
@@ -373,7 +374,9 @@ async fn write(mut tx: Tx, batch: &Batch, slots: &LockedSlots, now: EpochMillis)
     slots.write(&mut tx).await?;
     let open = claim::with_open_executions(&mut tx, &batch.exhausted).await?;
     let mut advances = batch.advances.clone();
-    for id in batch.exhausted.iter().filter(|id| !open.contains(id)) {
+    let mut completed = batch.exhausted.clone();
+    completed.retain(|id| !open.contains(id));
+    for id in &completed {
         let id = id.to_string();
         if let Some(advance) = advances.iter_mut().find(|advance| advance.id == id) {
             advance.status = JobStatus::Completed;
@@ -395,7 +398,8 @@ async fn write(mut tx: Tx, batch: &Batch, slots: &LockedSlots, now: EpochMillis)
             held_slot: false,
         })
         .collect();
-    let applied = settle::settle(&mut tx, &skipped).await?;
+    let mut applied = settle::settle(&mut tx, &skipped).await?;
+    followers::end(&mut tx, &completed, now, &mut applied).await?;
     tx.commit().await?;
     Ok(applied.due.is_some())
 }

@@ -22,7 +22,7 @@ use isocost_common::{
     store::{
         audit::AuditEntry,
         jobs::JobRow,
-        steering::{self, Cancelled, RunRequest, SteerError},
+        steering::{self, Cancelled, Deletion, RunRequest, SteerError},
     },
     time::EpochMillis,
 };
@@ -253,8 +253,8 @@ pub(crate) async fn patch(
         }
         let revised = revise(&state, &job, patch)?;
         let by = audit(&state, &caller, "job.patch", &id);
-        if steering::replace_definition(state.store(), &revised, job.version, &by).await? {
-            if let Some(next) = revised.next_trigger_time {
+        if let Some(row) = steering::replace_definition(state.store(), &revised, job.version, &by).await? {
+            if let Some(next) = row.next_trigger_time {
                 state.waker().wake(next);
             }
             return shown(&state, &caller, &id).await;
@@ -359,8 +359,15 @@ pub(crate) async fn delete(
     query.close()?;
     let by = audit(&state, &caller, "job.delete", &id);
     match steering::delete_job(state.store(), job_id(&id)?, cancel, &by).await? {
-        None => Ok(StatusCode::NO_CONTENT.into_response()),
-        Some(cancelled) => {
+        Deletion::Done(applied) => {
+            let cancelled = Cancelled {
+                applied,
+                stopping: false,
+            };
+            follow_up(&state, cancelled, by.at);
+            Ok(StatusCode::NO_CONTENT.into_response())
+        }
+        Deletion::Stopping(cancelled) => {
             follow_up(&state, cancelled, by.at);
             let mut response = shown(&state, &caller, &id).await?;
             *response.status_mut() = StatusCode::ACCEPTED;

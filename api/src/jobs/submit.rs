@@ -17,10 +17,11 @@ use axum::{
 use isocost_common::{
     error_chain::chain,
     id::{AppId, JobId},
-    job::{JobStatus, Trigger},
+    job::JobStatus,
     store::{
         StoreError,
-        jobs::{self, JobRow},
+        followers::{self, Beginning},
+        jobs::JobRow,
         listing,
         submission::{Admission, KeyHolder},
     },
@@ -122,13 +123,16 @@ pub(crate) async fn validate(
     headers: HeaderMap,
     body: JsonBody,
 ) -> Result<Json<Validated>, Problem> {
-    let prepared = Prepared::read(&state, caller.app(), body.required()?, key_of_header(&headers)?)?;
-    if let Trigger::After { job_id, .. } = prepared.row.trigger {
-        let parent = jobs::get(&mut *state.store().reader().await?, job_id).await?;
-        if parent.is_none_or(|parent| parent.app != caller.app()) {
-            return Err(no_such_parent());
-        }
+    let mut prepared = Prepared::read(&state, caller.app(), body.required()?, key_of_header(&headers)?)?;
+    let accepted = prepared.row.created_at;
+    let mut reader = state.store().reader().await?;
+    match followers::beginning(&mut reader, &prepared.row, accepted).await? {
+        None | Some(Beginning::Waits) => {}
+        Some(Beginning::FiresAt(at)) => prepared.row.next_trigger_time = Some(at),
+        Some(Beginning::NoSuchJob) => return Err(no_such_parent()),
+        Some(Beginning::Never(reason)) => return Err(never_fires(&reason)),
     }
+    drop(reader);
     Ok(Json(Validated {
         valid: true,
         next: first_firings(&prepared.row),
@@ -321,6 +325,7 @@ async fn answer(state: &ApiState, prepared: Prepared, admission: Admission) -> R
             ),
         )),
         Admission::NoSuchParent => Err(no_such_parent()),
+        Admission::NeverFires(reason) => Err(never_fires(&reason)),
         Admission::Failed(cause) => {
             error!(job.id = %prepared.row.id, error = %chain(&*cause), "a job could not be stored");
             Err(Problem::internal())
@@ -351,6 +356,15 @@ fn no_such_parent() -> Problem {
         field: "jobId".into(),
         code: Cow::Borrowed("trigger.no-such-job"),
         message: "jobId must be the id of a job of this app".into(),
+    }])
+}
+
+fn never_fires(reason: &str) -> Problem {
+    Problem::invalid(vec![FieldError {
+        pointer: Some("/trigger/jobId".into()),
+        field: "jobId".into(),
+        code: Cow::Borrowed("trigger.never-fires"),
+        message: format!("the job would never fire: {reason}"),
     }])
 }
 

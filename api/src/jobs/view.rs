@@ -33,6 +33,9 @@ pub(crate) struct JobView {
     /// Why it is INVALID.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub invalid_reason: Option<String>,
+    /// Why it is CANCELLED, when nobody asked for that: the job that it follows can no longer end as `trigger.on` says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cancel_reason: Option<String>,
     /// Why nothing of it runs although something is due.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_reason: Option<String>,
@@ -163,6 +166,7 @@ impl JobView {
             JobStatus::Waiting if running > 0 => JobStatus::Running,
             stored => stored,
         };
+        let reason_in = |wanted| job.invalid_reason.clone().filter(|_| status == wanted);
         Self {
             job_id: job.id,
             client_request_id: job.client_request_id,
@@ -170,7 +174,8 @@ impl JobView {
             job_handler: job.handler,
             status,
             status_code: status.code(),
-            invalid_reason: job.invalid_reason,
+            invalid_reason: reason_in(JobStatus::Invalid),
+            cancel_reason: reason_in(JobStatus::Cancelled),
             waiting_reason: None,
             params: None,
             trigger: job.trigger,

@@ -62,11 +62,14 @@ pub enum ParentOutcome {
 }
 
 impl Trigger {
+    /// [`Trigger::code`] of [`Trigger::Once`].
+    pub const ONCE_CODE: i64 = 0;
+
     /// The number stored in `job_info.trigger_type`.
     #[must_use]
     pub const fn code(&self) -> i64 {
         match self {
-            Self::Once { .. } => 0,
+            Self::Once { .. } => Self::ONCE_CODE,
             Self::Cron { .. } => 1,
             Self::FixedRate { .. } => 2,
             Self::FixedDelay { .. } => 3,

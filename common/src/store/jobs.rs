@@ -35,7 +35,7 @@ pub struct JobRow {
     pub next_trigger_time: Option<EpochMillis>,
     /// Stored status; [`JobStatus::Running`] is derived and never stored.
     pub status: JobStatus,
-    /// Why it is [`JobStatus::Invalid`].
+    /// Why it is [`JobStatus::Invalid`]; or why it is [`JobStatus::Cancelled`], when nobody asked for that.
     pub invalid_reason: Option<String>,
     /// Grows with every write.
     pub version: i64,

@@ -14,6 +14,7 @@ pub mod epoch;
 pub mod error;
 pub mod executions;
 pub mod folder_lock;
+pub mod followers;
 pub mod handler_logs;
 pub mod history;
 pub mod job_log;

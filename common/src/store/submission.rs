@@ -4,13 +4,15 @@
 //! without any read; only when a key turns out to be taken is it looked up who has it.
 
 use super::{
-    Connection, Row, Store, StoreError, Tx, jobs,
+    Connection, Row, Store, StoreError, Tx,
+    followers::{self, Beginning, Leading},
+    jobs,
     jobs::{JobRow, client_request_hash},
     key_chunks, placeholders,
 };
 use crate::{
     id::{AppId, JobId},
-    job::{JobStatus, ParentOutcome, Trigger},
+    job::{JobStatus, Trigger},
     time::EpochMillis,
 };
 use sqlx::AssertSqlSafe;
@@ -38,6 +40,8 @@ pub enum Admission {
     KeyReused(KeyHolder),
     /// The job it follows does not exist in this app.
     NoSuchParent,
+    /// The job it follows is over and can no longer end as wanted: why.
+    NeverFires(String),
     /// This job cannot be stored, whatever its neighbours do.
     Failed(Arc<StoreError>),
 }
@@ -94,8 +98,12 @@ pub async fn admit(store: &Store, jobs: &[JobRow]) -> Result<Vec<Admission>, Sto
         let wanted: Vec<JobRow> = order.iter().map(|index| jobs[*index].clone()).collect();
         match attempt(store, &wanted).await {
             Ok(inserted) => {
+                let refused = inserted.iter().any(Admission::is_refusal);
                 for (index, admission) in order.drain(..).zip(inserted) {
                     admissions[index] = Some(admission);
+                }
+                if refused {
+                    answer_replays(store, jobs, &mut admissions).await?;
                 }
             }
             Err(StoreError::Retryable(cause)) if rounds < MAX_ROUNDS => {
@@ -131,6 +139,34 @@ pub async fn admit(store: &Store, jobs: &[JobRow]) -> Result<Vec<Admission>, Sto
         }
     }
     Ok(answer_folded(jobs, admissions, &folded))
+}
+
+impl Admission {
+    /// Refused for what it follows, before anybody looked at its key.
+    const fn is_refusal(&self) -> bool {
+        matches!(self, Self::NoSuchParent | Self::NeverFires(_))
+    }
+}
+
+/// A job that was accepted before is answered as such, whatever has become of the one that it follows.
+async fn answer_replays(
+    store: &Store,
+    jobs: &[JobRow],
+    admissions: &mut [Option<Admission>],
+) -> Result<(), StoreError> {
+    let refused: Vec<usize> = (0..jobs.len())
+        .filter(|index| jobs[*index].client_request_id.is_some())
+        .filter(|index| admissions[*index].as_ref().is_some_and(Admission::is_refusal))
+        .collect();
+    let wanted: Vec<JobRow> = refused.iter().map(|index| jobs[*index].clone()).collect();
+    let holders = holders(store, &wanted).await?;
+    for index in refused {
+        let job = &jobs[index];
+        if let Some(holder) = holders.get(&Key::of(job)) {
+            admissions[index] = Some(holder.clone().judge(job));
+        }
+    }
+    Ok(())
 }
 
 /// What a row is unique by.
@@ -200,15 +236,16 @@ async fn insert_group(tx: &mut Tx, group: &[JobRow]) -> Result<Vec<Admission>, S
     let mut rows = Vec::with_capacity(group.len());
     for job in group {
         let mut row = job.clone();
-        if let Trigger::After { job_id, on } = &row.trigger {
-            match parents.get(job_id) {
-                Some(parent) if parent.app == row.app => {
-                    row.next_trigger_time = parent.fires_late_child(*on, row.created_at);
-                }
-                _ => {
-                    admissions.push(Admission::NoSuchParent);
-                    continue;
-                }
+        match Beginning::of(&row, &parents, row.created_at) {
+            None | Some(Beginning::Waits) => {}
+            Some(Beginning::FiresAt(at)) => row.next_trigger_time = Some(at),
+            Some(Beginning::NoSuchJob) => {
+                admissions.push(Admission::NoSuchParent);
+                continue;
+            }
+            Some(Beginning::Never(reason)) => {
+                admissions.push(Admission::NeverFires(reason));
+                continue;
             }
         }
         admissions.push(Admission::Accepted {
@@ -220,27 +257,8 @@ async fn insert_group(tx: &mut Tx, group: &[JobRow]) -> Result<Vec<Admission>, S
     Ok(admissions)
 }
 
-struct Parent {
-    app: AppId,
-    status: JobStatus,
-}
-
-impl Parent {
-    /// A child of a job that has ended already would wait for ever: it fires at once when the ending counts.
-    fn fires_late_child(&self, on: ParentOutcome, now: EpochMillis) -> Option<EpochMillis> {
-        let counts = match self.status {
-            JobStatus::Success => matches!(on, ParentOutcome::Success | ParentOutcome::Any),
-            JobStatus::Failed | JobStatus::Cancelled => {
-                matches!(on, ParentOutcome::Failure | ParentOutcome::Any)
-            }
-            _ => false,
-        };
-        counts.then_some(now)
-    }
-}
-
 /// Keeps the parents from ending unseen between this look and the commit.
-async fn lock_parents(tx: &mut Tx, group: &[JobRow]) -> Result<HashMap<JobId, Parent>, StoreError> {
+async fn lock_parents(tx: &mut Tx, group: &[JobRow]) -> Result<HashMap<JobId, Leading>, StoreError> {
     let mut ids: Vec<JobId> = group
         .iter()
         .filter_map(|job| match &job.trigger {
@@ -251,26 +269,7 @@ async fn lock_parents(tx: &mut Tx, group: &[JobRow]) -> Result<HashMap<JobId, Pa
     ids.sort_unstable();
     ids.dedup();
     let lock = tx.dialect().for_share();
-    let mut parents = HashMap::new();
-    for chunk in key_chunks(&ids) {
-        let sql = format!(
-            "select id, app_id, status from job_info where id in ({}) order by id{lock}",
-            placeholders(chunk.len(), 0)
-        );
-        let mut query = sqlx::query(AssertSqlSafe(sql));
-        for id in chunk {
-            query = query.bind(id.to_string());
-        }
-        for row in query.fetch_all(&mut **tx).await? {
-            let row = Row(&row);
-            let parent = Parent {
-                app: row.parsed("app_id")?,
-                status: row.coded("status", JobStatus::from_code)?,
-            };
-            parents.insert(row.parsed("id")?, parent);
-        }
-    }
-    Ok(parents)
+    followers::leading(tx, &ids, lock).await
 }
 
 /// Who holds the keys and the ids of `jobs` now.

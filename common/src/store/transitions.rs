@@ -61,6 +61,12 @@ impl Applied {
     pub(super) fn due_at(&mut self, at: EpochMillis) {
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
+
+    /// Adds what else followed.
+    pub(super) fn add(&mut self, more: Self) {
+        self.callbacks.extend(more.callbacks);
+        self.due = self.due.into_iter().chain(more.due).min();
+    }
 }
 
 /// Locks executions, with their slots and jobs first as the lock order asks, and returns the rows as they are now, in

@@ -1,13 +1,13 @@
-//! Databases of their own for each test, and rows to start from.
+//! What these tests do again and again, on the rows of the test support.
 
+pub(crate) use isocost_common::test_support::given::{PLANNED, execution, insert, job_with as job};
 use isocost_common::{
     execution::{ExecutionEvent, ExecutionStatus, Outcome},
-    id::{AppId, ExecutionId, IncarnationId, JobId, WorkerId},
-    job::{ConcurrencyPolicy, JobStatus, Misfire, RetryPolicy, Trigger},
+    job::Trigger,
     raw_json::RawJson,
     store::{
         Store,
-        executions::{self, ExecutionRow, TriggerKind},
+        executions::{self, ExecutionRow},
         jobs::{self, JobRow},
         transitions::{self, Applied, Change},
     },
@@ -18,121 +18,29 @@ use sqlx::AssertSqlSafe;
 
 /// The instant at which the tests' executions end.
 pub(crate) const END: EpochMillis = EpochMillis(1_800_000_010_000);
-/// The instant for which they were planned.
-pub(crate) const PLANNED: EpochMillis = EpochMillis(1_800_000_000_000);
-
 /// Runs `test` on each database.
 pub(crate) async fn on_each_store(test: impl AsyncFn(&Store) -> anyhow::Result<()>) -> anyhow::Result<()> {
     TestStore::on_sqlite(async |store| test(store).await).await?;
     TestStore::on_mysql(async |store| test(store).await).await
 }
 
-/// A job that has fired: nothing more is planned by time.
-pub(crate) fn job(trigger: Trigger) -> JobRow {
-    JobRow {
-        id: JobId::generate(),
-        app: AppId::generate(),
-        name: "nightly settlement".into(),
-        handler: "noop".into(),
-        params: RawJson::null(),
-        trigger,
-        start_at: None,
-        end_at: None,
-        next_trigger_time: None,
-        status: JobStatus::Waiting,
-        invalid_reason: None,
-        version: 1,
-        definition_version: 1,
-        client_request_id: None,
-        content_hash: String::new(),
-        callback_url: None,
-        priority: 5,
-        timeout_ms: 60_000,
-        start_deadline_ms: None,
-        retry: RetryPolicy::default(),
-        misfire: Misfire::default(),
-        concurrency: ConcurrencyPolicy::Parallel,
-        concurrency_key: None,
-        shards: 1,
-        selector: Default::default(),
-        labels: Default::default(),
-        created_at: PLANNED,
-        updated_at: PLANNED,
-    }
-}
-
-/// A job that fires once.
+/// A job that fires once, and has.
 pub(crate) fn one_shot() -> JobRow {
     job(Trigger::Once { at: PLANNED })
 }
 
 /// An execution of the job's schedule that its worker holds.
 pub(crate) fn dispatched(job: &JobRow) -> ExecutionRow {
-    ExecutionRow {
-        id: ExecutionId::generate(),
-        job: job.id,
-        app: job.app,
-        handler: job.handler.clone(),
-        scheduled_time: PLANNED,
-        shard: 0,
-        trigger_key: String::new(),
-        trigger_kind: TriggerKind::Schedule,
-        status: ExecutionStatus::Dispatched,
-        not_before: PLANNED,
-        class_key: job.class_key(),
-        rank_time: PLANNED.0,
-        attempt: 0,
-        interruptions: 0,
-        max_attempts: 1,
-        dispatch_seq: 1,
-        worker: WorkerId::parse("worker-a").ok(),
-        incarnation: Some(IncarnationId::generate()),
-        epoch: Some(1),
-        not_after: None,
-        slot_key: job.slot_key(),
-        params: None,
-        created_at: PLANNED,
-        due_at: Some(PLANNED),
-        dispatched_at: Some(PLANNED),
-        started_at: None,
-        finished_at: None,
-        start_deadline_at: None,
-        timeout_ms: 60_000,
-        cancel_requested_at: None,
-        progress_percent: None,
-        progress_message: None,
-        result: None,
-        error: None,
-    }
+    execution(job, ExecutionStatus::Dispatched)
 }
 
 /// One that waits for the slot of its job.
 pub(crate) fn blocked(job: &JobRow, rank_time: i64) -> ExecutionRow {
     ExecutionRow {
         scheduled_time: EpochMillis(rank_time),
-        status: ExecutionStatus::Blocked,
         rank_time,
-        dispatch_seq: 0,
-        worker: None,
-        incarnation: None,
-        epoch: None,
-        due_at: None,
-        dispatched_at: None,
-        ..dispatched(job)
+        ..execution(job, ExecutionStatus::Blocked)
     }
-}
-
-/// Stores jobs and executions.
-pub(crate) async fn insert(store: &Store, jobs: &[JobRow], rows: &[ExecutionRow]) -> anyhow::Result<()> {
-    store
-        .transact(|| async {
-            let mut tx = store.begin().await?;
-            jobs::insert_many(&mut tx, jobs).await?;
-            executions::insert_many(&mut tx, rows).await?;
-            tx.commit().await
-        })
-        .await?;
-    Ok(())
 }
 
 /// A success with `null` as its result.

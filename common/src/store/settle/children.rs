@@ -23,15 +23,16 @@ use std::{
 };
 
 /// Fires the children of the jobs whose firings are over. A child that is paused, cancelled or past its window does not
-/// fire, and says so in its log.
+/// fire, and says so in its log. Returns those of `parents` that have children.
 pub(super) async fn fire(
     tx: &mut Tx,
+    parents: &[JobId],
     firings: &[Firing<'_>],
     applied: &mut Applied,
-) -> Result<(), StoreError> {
-    let children = read_children(tx, firings).await?;
+) -> Result<Vec<JobId>, StoreError> {
+    let children = read_children(tx, parents).await?;
     if children.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let mut slots = lock_slots(tx, &children).await?;
     let (mut rows, mut log) = (Vec::new(), Vec::new());
@@ -40,7 +41,7 @@ pub(super) async fn fire(
         for child in children.iter().filter(|child| follows(child, firing)) {
             match firing_time(child, firing) {
                 Ok(time) => {
-                    if child.status == JobStatus::Completed {
+                    if child.status != JobStatus::Waiting {
                         reopened.insert(child.id);
                     }
                     let made = executions_of(child, firing, time, &mut slots);
@@ -58,17 +59,21 @@ pub(super) async fn fire(
     for row in rows.iter().filter(|row| due.contains(&row.status)) {
         applied.due_at(row.not_before);
     }
-    job_log::append(tx, &log).await
+    job_log::append(tx, &log).await?;
+    let followed: BTreeSet<JobId> = children.iter().filter_map(parent_of).collect();
+    Ok(followed.into_iter().collect())
 }
 
-async fn read_children(
-    connection: &mut Connection,
-    firings: &[Firing<'_>],
-) -> Result<Vec<JobRow>, StoreError> {
-    let parents: BTreeSet<JobId> = firings.iter().map(|firing| firing.last.job).collect();
-    let parents: Vec<_> = parents.into_iter().collect();
+fn parent_of(child: &JobRow) -> Option<JobId> {
+    match child.trigger {
+        Trigger::After { job_id, .. } => Some(job_id),
+        _ => None,
+    }
+}
+
+async fn read_children(connection: &mut Connection, parents: &[JobId]) -> Result<Vec<JobRow>, StoreError> {
     let mut children = Vec::new();
-    for chunk in row_chunks(&parents) {
+    for chunk in row_chunks(parents) {
         let sql = format!(
             "select {} from job_info where parent_job_id in ({}) order by id",
             jobs::columns(),
@@ -97,11 +102,12 @@ fn follows(child: &JobRow, firing: &Firing<'_>) -> bool {
         }
 }
 
-/// The end of the parent, or the start of the child's window if that is later; else why it does not fire. A completed
-/// child fires again when its parent was retried.
+/// The end of the parent, or the start of the child's window if that is later; else why it does not fire. A child that
+/// ended because its parent had fires again when its parent was retried.
 fn firing_time(child: &JobRow, firing: &Firing<'_>) -> Result<EpochMillis, &'static str> {
     match child.status {
         JobStatus::Waiting | JobStatus::Completed => {}
+        JobStatus::Cancelled if child.invalid_reason.is_some() => {}
         JobStatus::Paused => return Err("it is paused"),
         _ => return Err("it has ended"),
     }
@@ -247,7 +253,7 @@ async fn reopen(tx: &mut Tx, children: &[JobRow], ids: &BTreeSet<JobId>) -> Resu
     BulkUpdate {
         table: "job_info",
         columns: &["id", "version", "status"],
-        set: "",
+        set: "invalid_reason = null",
         guard: "job_info.version = v.version - 1",
     }
     .execute(tx, dialect, &rows, |query, child| {

@@ -106,7 +106,7 @@ impl EndedJob {
             (Trigger::Once { .. }, JobStatus::Waiting | JobStatus::Paused) => nothing_planned,
             (Trigger::Once { .. }, JobStatus::Failed) => retried,
             (Trigger::After { .. }, JobStatus::Waiting) => {
-                self.parent_status.is_none_or(JobStatus::is_terminal)
+                nothing_planned && self.parent_status.is_none_or(JobStatus::is_terminal)
             }
             (_, JobStatus::Waiting) => nothing_planned,
             _ => false,

@@ -12,7 +12,7 @@ mod webhook;
 use super::{
     Connection, Row, StoreError, Tx,
     executions::{ExecutionRow, TriggerKind},
-    placeholders, row_chunks,
+    followers, placeholders, row_chunks,
     transitions::Applied,
 };
 use crate::{
@@ -47,7 +47,12 @@ pub async fn settle(tx: &mut Tx, ended: &[Ended]) -> Result<Applied, StoreError>
     let firings = firings_over(tx, ended, &jobs).await?;
     turns::pass_on(tx, ended, &mut applied).await?;
     jobs::advance(tx, &jobs, ended, &firings, &mut applied).await?;
-    children::fire(tx, &firings, &mut applied).await?;
+    let mut parents: Vec<JobId> = jobs.keys().copied().collect();
+    parents.sort_unstable();
+    let followed = children::fire(tx, &parents, &firings, &mut applied).await?;
+    if let Some(at) = ended.iter().filter_map(|ended| ended.row.finished_at).max() {
+        followers::end(tx, &followed, at, &mut applied).await?;
+    }
     webhook::queue(tx, ended, &jobs, &mut applied).await?;
     Ok(applied)
 }

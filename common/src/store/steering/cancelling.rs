@@ -7,7 +7,7 @@ use crate::{
         CHUNK, Connection, Row, Store, StoreError, Tx,
         audit::{self, AuditEntry},
         executions::{self, ExecutionRow},
-        placeholders,
+        followers, placeholders,
         transitions::{self, Applied, Change},
     },
     time::EpochMillis,
@@ -37,8 +37,7 @@ pub async fn cancel_job(store: &Store, id: JobId, by: &AuditEntry) -> Result<Can
     loop {
         let (part, more) = rerun(async || cancel_part(store, id, by).await).await?;
         done.stopping |= part.stopping;
-        done.applied.callbacks.extend(part.applied.callbacks);
-        done.applied.due = done.applied.due.into_iter().chain(part.applied.due).min();
+        done.applied.add(part.applied);
         if !more {
             return Ok(done);
         }
@@ -58,7 +57,7 @@ async fn cancel_part(store: &Store, id: JobId, by: &AuditEntry) -> Result<(Cance
     if rows.is_empty() && job.status.is_terminal() {
         return Err(wrong_status(job.status, "cancelled"));
     }
-    let done = stop(&mut tx, rows, by.at).await?;
+    let mut done = stop(&mut tx, rows, by.at).await?;
     let fate_is_open = matches!(job.trigger, Trigger::Once { .. })
         && job.next_trigger_time.is_none()
         && job.status == JobStatus::Waiting
@@ -68,7 +67,9 @@ async fn cancel_part(store: &Store, id: JobId, by: &AuditEntry) -> Result<(Cance
     if !fate_is_open && !job.status.is_terminal() {
         job.status = JobStatus::Cancelled;
         job.next_trigger_time = None;
+        job.invalid_reason = None;
         set_status(&mut tx, &job, by.at).await?;
+        followers::end(&mut tx, &[id], by.at, &mut done.applied).await?;
     }
     let more = !uncancelled(&mut tx, by.app, id).await?.is_empty();
     finish(tx, id, "cancelled", by).await?;

@@ -6,10 +6,28 @@ use super::{
 use crate::{
     id::JobId,
     job::Trigger,
-    store::{Store, Tx, audit::AuditEntry, jobs, jobs::JobRow, slots},
+    store::{
+        Store, Tx,
+        audit::AuditEntry,
+        followers::{self, Beginning},
+        jobs,
+        jobs::JobRow,
+        slots,
+        transitions::Applied,
+    },
 };
 
-/// Writes a changed definition, if the row still has `version`; false when it has moved on.
+/// What a request to delete came to.
+#[derive(Debug, Clone)]
+pub enum Deletion {
+    /// The job is gone; what follows from it.
+    Done(Applied),
+    /// A worker has to stop something first.
+    Stopping(Cancelled),
+}
+
+/// Writes a changed definition, if the row still has `version`, and returns the row as written; none when it has moved
+/// on. A job that from now on follows one that has ended as wanted fires at once, as if it were new.
 ///
 /// # Errors
 /// [`SteerError`].
@@ -18,17 +36,43 @@ pub async fn replace_definition(
     job: &JobRow,
     version: i64,
     by: &AuditEntry,
-) -> Result<bool, SteerError> {
+) -> Result<Option<JobRow>, SteerError> {
     rerun(async || {
         let mut tx = store.begin().await?;
-        check_parent(&mut tx, job, by).await?;
-        if !jobs::replace(&mut tx, job, version).await? {
-            return Ok(false);
+        let mut row = job.clone();
+        let before = jobs::get(&mut tx, job.id).await?;
+        if before.is_none_or(|before| before.trigger != job.trigger) {
+            check_parent(&mut tx, job, by).await?;
+            follow(&mut tx, &mut row, by).await?;
+        }
+        if !jobs::replace(&mut tx, &row, version).await? {
+            return Ok(None);
         }
         finish(tx, job.id, "changed", by).await?;
-        Ok(true)
+        Ok(Some(row))
     })
     .await
+}
+
+/// Plans the first firing of a job that begins to follow another one, which is kept from ending unseen meanwhile.
+async fn follow(tx: &mut Tx, job: &mut JobRow, by: &AuditEntry) -> Result<(), SteerError> {
+    let Trigger::After { job_id, .. } = job.trigger else {
+        return Ok(());
+    };
+    let lock = tx.dialect().for_share();
+    let leading = followers::leading(tx, &[job_id], lock).await?;
+    match Beginning::of(job, &leading, by.at) {
+        None | Some(Beginning::Waits) => Ok(()),
+        Some(Beginning::FiresAt(at)) => {
+            job.next_trigger_time = Some(at);
+            Ok(())
+        }
+        Some(Beginning::NoSuchJob) => Err(no_such_job()),
+        Some(Beginning::Never(reason)) => {
+            let detail = format!("it would never fire: {reason}");
+            Err(SteerError::not_possible("trigger.never-fires", detail))
+        }
+    }
 }
 
 /// The job it follows must be one of the app, and must not follow it in turn.
@@ -44,18 +88,19 @@ async fn check_parent(tx: &mut Tx, job: &JobRow, by: &AuditEntry) -> Result<(), 
                 let detail = "the job would follow itself, by way of the jobs it follows";
                 return Err(SteerError::not_possible("trigger.cycle", detail));
             }
-            None if generations == 1 => {
-                let detail = "the job to follow is no job of this app";
-                return Err(SteerError::not_possible("trigger.no-such-job", detail));
-            }
+            None if generations == 1 => return Err(no_such_job()),
             None => break,
         };
     }
     Ok(())
 }
 
+fn no_such_job() -> SteerError {
+    SteerError::not_possible("trigger.no-such-job", "the job to follow is no job of this app")
+}
+
 /// Deletes a job of which nothing is open; its executions stay until history is pruned. With `cancel`, what is open is
-/// cancelled first; what a worker has to stop keeps the job in place, and `Some` is returned.
+/// cancelled first; what a worker has to stop keeps the job in place.
 ///
 /// # Errors
 /// [`SteerError`].
@@ -64,28 +109,31 @@ pub async fn delete_job(
     id: JobId,
     cancel: bool,
     by: &AuditEntry,
-) -> Result<Option<Cancelled>, SteerError> {
-    if delete_idle(store, id, by).await? {
-        return Ok(None);
+) -> Result<Deletion, SteerError> {
+    if let Some(applied) = delete_idle(store, id, by).await? {
+        return Ok(Deletion::Done(applied));
     }
     if !cancel {
         let detail = "executions of the job are open; wait for their end, or delete with cancel=true";
         return Err(SteerError::not_possible("job.open", detail));
     }
-    let cancelled = cancel_job(store, id, by).await?;
-    if !cancelled.stopping && delete_idle(store, id, by).await? {
-        return Ok(None);
+    let mut cancelled = cancel_job(store, id, by).await?;
+    if !cancelled.stopping
+        && let Some(applied) = delete_idle(store, id, by).await?
+    {
+        cancelled.applied.add(applied);
+        return Ok(Deletion::Done(cancelled.applied));
     }
-    Ok(Some(cancelled))
+    Ok(Deletion::Stopping(cancelled))
 }
 
-/// False when something of it is open.
-async fn delete_idle(store: &Store, id: JobId, by: &AuditEntry) -> Result<bool, SteerError> {
+/// None when something of it is open.
+async fn delete_idle(store: &Store, id: JobId, by: &AuditEntry) -> Result<Option<Applied>, SteerError> {
     rerun(async || {
         let mut tx = store.begin().await?;
         lock_job(&mut tx, by.app, id).await?;
         if has_open_executions(&mut tx, by.app, id).await? {
-            return Ok(false);
+            return Ok(None);
         }
         for statement in [
             "delete from job_label where job_id = ?",
@@ -100,8 +148,10 @@ async fn delete_idle(store: &Store, id: JobId, by: &AuditEntry) -> Result<bool, 
             .bind(slots::job_key(id))
             .execute(&mut *tx)
             .await?;
+        let mut applied = Applied::default();
+        followers::end(&mut tx, &[id], by.at, &mut applied).await?;
         finish(tx, id, "deleted", by).await?;
-        Ok(true)
+        Ok(Some(applied))
     })
     .await
 }

@@ -5,8 +5,10 @@ use crate::{
     store::{
         Connection, Row, Store, StoreError, Tx,
         audit::{self, AuditEntry},
+        followers,
         job_log::{self, LogEntry},
         jobs::JobRow,
+        transitions::Applied,
     },
     time::EpochMillis,
 };
@@ -38,7 +40,7 @@ pub async fn pause_job(store: &Store, id: JobId, by: &AuditEntry) -> Result<(), 
 }
 
 /// Lets a paused job fire again. Firings that fell into the pause are left out, but a one-shot that came due in it fires
-/// now. Resuming a job that is not paused changes nothing. Returns its next firing.
+/// now. Resuming a job that is not paused changes nothing. Returns when something fires next by this.
 ///
 /// # Errors
 /// [`SteerError`].
@@ -57,7 +59,15 @@ pub async fn resume_job(
         }
         replan(&mut tx, &mut job, by.at).await?;
         set_status(&mut tx, &job, by.at).await?;
-        let next = job.next_trigger_time;
+        let mut applied = Applied::default();
+        if let Trigger::After { job_id, .. } = job.trigger {
+            // What it follows may have ended meanwhile.
+            followers::end(&mut tx, &[job_id], by.at, &mut applied).await?;
+        }
+        if job.status == JobStatus::Completed {
+            followers::end(&mut tx, &[id], by.at, &mut applied).await?;
+        }
+        let next = job.next_trigger_time.into_iter().chain(applied.due).min();
         finish(tx, id, "resumed", by).await?;
         Ok(next)
     })

@@ -8,7 +8,7 @@ mod running;
 mod workers;
 
 pub use cancelling::{Cancelled, cancel_execution, cancel_job};
-pub use definition::{delete_job, replace_definition};
+pub use definition::{Deletion, delete_job, replace_definition};
 pub use lifecycle::{pause_job, resume_job};
 pub use running::{Run, RunRequest, retry_execution, run_job};
 pub use workers::set_drain;
