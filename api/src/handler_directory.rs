@@ -1,8 +1,8 @@
-//! Which handlers the online workers offer, as far as warnings need to know: a list that is refreshed at most once in
-//! a while, so that submitting reads nothing.
+//! Which handlers the workers offer, and whether anything is started at all, as far as warnings and reasons need to know:
+//! refreshed at most once in a while, so that submitting reads nothing.
 
 use crate::input::nearest;
-use isocost_common::store::{Store, workers};
+use isocost_common::store::{Store, StoreError, settings, workers};
 use parking_lot::Mutex;
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::time::Instant;
@@ -14,46 +14,71 @@ const FRESH_FOR: Duration = Duration::from_secs(1);
 /// The list.
 #[derive(Default)]
 pub(crate) struct HandlerDirectory {
-    known: Mutex<Known>,
+    kept: Mutex<Kept>,
 }
 
 #[derive(Default)]
-struct Known {
-    offered: Option<Arc<BTreeSet<String>>>,
+struct Kept {
+    known: Option<Arc<Known>>,
     due: Option<Instant>,
 }
 
+/// What is known of the fleet.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    /// Handlers of online workers.
+    pub(crate) offered: BTreeSet<String>,
+    /// Handlers of workers that are being drained.
+    pub(crate) draining: BTreeSet<String>,
+    /// Nothing is claimed or placed.
+    pub(crate) maintenance: bool,
+}
+
 impl HandlerDirectory {
-    /// What is offered; none when that could not be found out yet. At most one caller at a time reads the database, the
-    /// others take the list as it is.
-    pub(crate) async fn offered(&self, store: &Store) -> Option<Arc<BTreeSet<String>>> {
+    /// What is known; none when that could not be found out yet. At most one caller at a time reads the database, the
+    /// others take it as it is.
+    pub(crate) async fn known(&self, store: &Store) -> Option<Arc<Known>> {
         let now = Instant::now();
         {
-            let mut known = self.known.lock();
-            if known.due.is_some_and(|due| now < due) {
-                return known.offered.clone();
+            let mut kept = self.kept.lock();
+            if kept.due.is_some_and(|due| now < due) {
+                return kept.known.clone();
             }
-            known.due = Some(now + FRESH_FOR);
+            kept.due = Some(now + FRESH_FOR);
         }
-        let read = async {
-            let mut connection = store.reader().await?;
-            workers::offered_handlers(&mut connection).await
-        };
-        match read.await {
-            Ok(handlers) => self.known.lock().offered = Some(Arc::new(handlers)),
+        match read(store).await {
+            Ok(known) => self.kept.lock().known = Some(Arc::new(known)),
             Err(error) => debug!(%error, "the handlers on offer could not be read; keeping the older list"),
         }
-        self.known.lock().offered.clone()
+        self.kept.lock().known.clone()
     }
+}
+
+async fn read(store: &Store) -> Result<Known, StoreError> {
+    let mut connection = store.reader().await?;
+    let handlers = workers::offered_handlers(&mut connection).await?;
+    let settings = settings::all(&mut connection).await?;
+    Ok(Known {
+        offered: handlers.online,
+        draining: handlers.draining,
+        maintenance: settings::is_maintenance(&settings),
+    })
 }
 
 /// What to tell somebody whose handler nobody offers; none when somebody does.
 #[must_use]
-pub(crate) fn not_offered(handler: &str, offered: &BTreeSet<String>) -> Option<String> {
-    if offered.contains(handler) {
+pub(crate) fn not_offered(handler: &str, known: &Known) -> Option<String> {
+    if known.offered.contains(handler) {
         return None;
     }
-    let hint = nearest(handler, offered.iter().map(String::as_str))
+    if known.draining.contains(handler) {
+        return Some(format!(
+            "every worker that offers the handler `{handler}` is draining, so the job waits until one takes work again \
+             or another one starts"
+        ));
+    }
+    let names = known.offered.iter().chain(&known.draining);
+    let hint = nearest(handler, names.map(String::as_str))
         .map(|meant| format!("; did you mean `{meant}`?"))
         .unwrap_or_default();
     Some(format!(

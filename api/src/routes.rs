@@ -55,6 +55,9 @@ pub(crate) enum SubmitProblems {
     /// The key lacks the scope.
     #[response(status = 403, content_type = "application/problem+json")]
     Forbidden(ProblemBody),
+    /// The key belongs to a job that was deleted less than 24 hours ago (`job.deleted`).
+    #[response(status = 409, content_type = "application/problem+json")]
+    Deleted(ProblemBody),
     /// The body is too large; `detail` names the limit.
     #[response(status = 413, content_type = "application/problem+json")]
     TooLarge(ProblemBody),

@@ -97,8 +97,8 @@ pub struct FixedRateTrigger {
     #[serde(rename = "type")]
     #[schema(schema_with = fixed_rate_type)]
     pub kind: FixedRateType,
-    /// Distance between two firings.
-    #[schema(minimum = 1)]
+    /// Distance between two firings, at least 100 ms.
+    #[schema(minimum = 100)]
     pub every_ms: i64,
     /// All firings are multiples of `everyMs` away from it. Default: `startAt`, else when the job was accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -115,8 +115,8 @@ pub struct FixedDelayTrigger {
     #[serde(rename = "type")]
     #[schema(schema_with = fixed_delay_type)]
     pub kind: FixedDelayType,
-    /// Pause after the end of a run.
-    #[schema(minimum = 1)]
+    /// Pause after the end of a run, at least 100 ms.
+    #[schema(minimum = 100)]
     pub every_ms: i64,
 }
 

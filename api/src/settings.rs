@@ -67,9 +67,7 @@ async fn current(state: &ApiState) -> Result<Settings, Problem> {
     let stored = settings::all(&mut *state.store().reader().await?).await?;
     Ok(Settings {
         balancer: stored_balancer(state, &stored),
-        maintenance: stored
-            .get(settings::MAINTENANCE)
-            .is_some_and(|text| text.trim() == "true"),
+        maintenance: settings::is_maintenance(&stored),
     })
 }
 
@@ -137,7 +135,7 @@ pub(crate) async fn put(
             tx.commit().await
         })
         .await?;
-    state.waker().wake(by.at);
+    state.waker().orders(by.at);
     Ok(Json(wanted))
 }
 

@@ -8,7 +8,7 @@ use isocost_common::{
 };
 use std::sync::{
     Arc,
-    atomic::{AtomicI64, Ordering},
+    atomic::{AtomicBool, AtomicI64, Ordering},
 };
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -26,6 +26,7 @@ pub(crate) struct Waker {
 
 struct Pending {
     earliest: AtomicI64,
+    orders: AtomicBool,
     arrived: Notify,
 }
 
@@ -41,6 +42,7 @@ impl Waker {
     pub(crate) fn new(broker: Arc<dyn Broker>, names: Names) -> (Self, Nudging) {
         let pending = Arc::new(Pending {
             earliest: AtomicI64::new(NOTHING),
+            orders: AtomicBool::new(false),
             arrived: Notify::new(),
         });
         let (sender, receiver) = mpsc::channel(TICKETS);
@@ -63,6 +65,12 @@ impl Waker {
         if instant.0 < before {
             self.pending.arrived.notify_one();
         }
+    }
+
+    /// Settings, or orders to workers, were changed at `now`: the leader reads them at once. Returns at once.
+    pub(crate) fn orders(&self, now: EpochMillis) {
+        self.pending.orders.store(true, Ordering::Release);
+        self.wake(now);
     }
 
     /// Callbacks are due. Returns at once.
@@ -120,7 +128,11 @@ impl Nudging {
 
     fn due_wake(&self) -> Option<Publication> {
         let earliest = self.pending.earliest.swap(NOTHING, Ordering::AcqRel);
-        (earliest != NOTHING).then(|| Publication {
+        if earliest == NOTHING {
+            return None;
+        }
+        let orders = self.pending.orders.swap(false, Ordering::AcqRel);
+        Some(Publication {
             exchange: self.names.wake_exchange(),
             routing_key: String::new(),
             mandatory: false,
@@ -128,6 +140,7 @@ impl Nudging {
                 kind::WAKE,
                 &Wake {
                     due: EpochMillis(earliest),
+                    orders,
                 },
             ),
         })

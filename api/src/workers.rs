@@ -208,7 +208,7 @@ async fn set_drain(
     let action = if drain { "worker.drain" } else { "worker.undrain" };
     let by = caller.did(action, &id, state.store().now());
     steering::set_drain(state.store(), &worker, drain, &by).await?;
-    state.waker().wake(by.at);
+    state.waker().orders(by.at);
     Ok(StatusCode::ACCEPTED)
 }
 

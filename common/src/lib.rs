@@ -16,6 +16,7 @@ pub mod job;
 pub mod message;
 pub mod raw_json;
 pub mod schedule;
+pub mod spelling;
 pub mod store;
 pub mod telemetry;
 #[cfg(feature = "test-support")]

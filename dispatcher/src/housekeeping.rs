@@ -6,18 +6,22 @@ use isocost_common::{
     error_chain::chain,
     store::{
         Store, StoreError,
+        deletion::{self, KEY_KEPT_FOR},
         history::{self, PRUNE_BATCH},
+        steering,
     },
 };
 use metrics::{counter, gauge};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use tracing::warn;
+use tracing::{debug, warn};
 
 const CLOCK_EVERY: Duration = Duration::from_secs(30);
 /// A difference beyond this makes logs of different machines hard to read together.
 const CLOCK_WARNING_MS: i64 = 500;
 const PRUNE_EVERY: Duration = Duration::from_secs(600);
+/// A look costs one read of a small index.
+const DELETE_EVERY: Duration = Duration::from_secs(1);
 /// Between two batches, so that pruning never takes more than a fraction of the database.
 const PRUNE_PAUSE: Duration = Duration::from_millis(100);
 const DAY: Duration = Duration::from_secs(24 * 3_600);
@@ -26,6 +30,8 @@ const DAY: Duration = Duration::from_secs(24 * 3_600);
 pub(crate) async fn run(store: &Store, kept_days: u32, shutdown: &CancellationToken) {
     tokio::join!(
         watch_clock(store, shutdown),
+        plan_forgotten(store, shutdown),
+        finish_deletions(store, shutdown),
         prune(store, DAY * kept_days, shutdown)
     );
 }
@@ -40,6 +46,31 @@ async fn watch_clock(store: &Store, shutdown: &CancellationToken) {
                 }
             }
             Err(failure) => warn!(error = %chain(&failure), "measuring the database's clock later"),
+        }
+    }
+}
+
+/// Jobs that are to be deleted go as soon as what was open of them has ended.
+async fn finish_deletions(store: &Store, shutdown: &CancellationToken) {
+    while pause(shutdown, DELETE_EVERY).await {
+        match Box::pin(steering::finish_deletions(store)).await {
+            Ok(0) => {}
+            Ok(deleted) => debug!(deleted, "jobs that were to be deleted are gone"),
+            Err(failure) => warn!(error = %chain(&failure), "deleting jobs later"),
+        }
+    }
+}
+
+/// Jobs that wait for nothing are looked for at the start, and now and then.
+async fn plan_forgotten(store: &Store, shutdown: &CancellationToken) {
+    loop {
+        match Box::pin(steering::plan_forgotten(store)).await {
+            Ok(0) => {}
+            Ok(planned) => warn!(planned, "jobs that waited for nothing were planned anew"),
+            Err(failure) => warn!(error = %chain(&failure), "looking for jobs that wait for nothing later"),
+        }
+        if !pause(shutdown, PRUNE_EVERY).await {
+            return;
         }
     }
 }
@@ -68,5 +99,8 @@ async fn prune_once(store: &Store, kept: Duration, shutdown: &CancellationToken)
             return Ok(());
         }
     }
-    history::prune_records(store, before).await
+    history::prune_records(store, before).await?;
+    let keys = deletion::free_keys(store, store.now() - KEY_KEPT_FOR).await?;
+    counter!("isocost_pruned_total", "what" => "keys").increment(keys);
+    Ok(())
 }

@@ -20,7 +20,7 @@ use isocost_common::{
     error_chain::chain,
     execution::ExecutionStatus,
     id::AppId,
-    message::{Settled, SettledMessage},
+    message::{Settled, SettledMessage, Wake},
     store::{Store, StoreError, claim::Agenda, placement::Class},
     time::EpochMillis,
 };
@@ -385,11 +385,14 @@ impl Leader {
                     self.take_settled(settled, now);
                 }
             }
-            Event::Wake(due) => self.take_wake(due),
+            Event::Wake(wake) => self.take_wake(wake),
         }
     }
 
-    fn take_wake(&mut self, due: EpochMillis) {
+    fn take_wake(&mut self, Wake { due, orders }: Wake) {
+        if orders {
+            self.reload_soon();
+        }
         self.backlog.is_stale = true;
         self.cancels_due = true;
         match &mut self.agenda {

@@ -4,7 +4,6 @@
 use isocost_common::{
     broker::{Broker, ConsumeOptions, ConsumerEnded, Delivery, Topology, next_batch, topology::Names},
     message::{Heartbeat, Marker, SettledMessage, Wake, kind},
-    time::EpochMillis,
 };
 use std::{sync::Arc, time::Duration};
 use tokio::{
@@ -34,7 +33,7 @@ pub(crate) enum Event {
     /// Every report that was queued before this marker was taken in.
     ResultsMarker(Marker),
     /// Something is due at this instant, or was changed by a user.
-    Wake(EpochMillis),
+    Wake(Wake),
 }
 
 /// The three listeners of one term.
@@ -149,7 +148,7 @@ impl Listener {
     /// The events of a batch, in order; its calls to wake up as one.
     fn read(&self, batch: &[Delivery]) -> Vec<Event> {
         let now = Instant::now();
-        let mut wake: Option<EpochMillis> = None;
+        let mut wake: Option<Wake> = None;
         let mut events = Vec::with_capacity(batch.len());
         for Delivery { message, .. } in batch {
             let event = match message.kind.as_str() {
@@ -161,8 +160,11 @@ impl Listener {
                     .parse()
                     .map(|marker| Some(Event::HeartbeatsMarker(marker))),
                 kind::MARKER => message.parse().map(|marker| Some(Event::ResultsMarker(marker))),
-                kind::WAKE => message.parse::<Wake>().map(|Wake { due }| {
-                    wake = Some(wake.map_or(due, |earlier| earlier.min(due)));
+                kind::WAKE => message.parse::<Wake>().map(|call| {
+                    wake = Some(wake.map_or(call, |earlier| Wake {
+                        due: earlier.due.min(call.due),
+                        orders: earlier.orders || call.orders,
+                    }));
                     None
                 }),
                 // A newer version may say more than this one understands.

@@ -455,9 +455,7 @@ impl Leader {
                 .ok()
         });
         self.balancer.set(balancer);
-        let maintenance = settings
-            .get(settings::MAINTENANCE)
-            .is_some_and(|text| text.trim() == "true");
+        let maintenance = settings::is_maintenance(settings);
         if maintenance != self.maintenance {
             info!(maintenance, "maintenance mode was switched");
         }

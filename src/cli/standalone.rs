@@ -77,6 +77,12 @@ fn print_first_lines(started: &Started, data: &Path) {
     } else {
         println!("  admin key      in {key_file}");
     }
+    if started.key_file_was_open {
+        println!(
+            "  that file was open to other users of this machine; its mode is 0600 again. If somebody may have read the \
+             key, delete the file and start again: that makes a new key and revokes this one"
+        );
+    }
     if started.loopback_callbacks {
         println!(
             "  callbacks to loopback addresses are allowed, because this process listens on loopback only"

@@ -55,6 +55,8 @@ pub struct Started {
     pub admin_key_file: PathBuf,
     /// True when the key was made by this start.
     pub key_is_new: bool,
+    /// True when others could read the key's file before this start, and cannot any more.
+    pub key_file_was_open: bool,
     /// Callbacks may go to loopback addresses.
     pub loopback_callbacks: bool,
 }
@@ -145,6 +147,7 @@ impl Standalone {
             admin_key: key.text,
             admin_key_file: key.file,
             key_is_new: key.is_new,
+            key_file_was_open: key.file_was_open,
             loopback_callbacks: address.ip().is_loopback(),
         });
 

@@ -8,7 +8,7 @@ use crate::api::{instant_ms, text};
 /// One step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Which: SUBMITTED, DUE, a status, NOTE or CALLBACK_DELIVERED.
+    /// Which: SUBMITTED, DUE, a status, CANCEL_REQUESTED, CALLBACK_DELIVERED or NOTE.
     pub name: String,
     /// When, in milliseconds since the Unix epoch.
     pub at_ms: i64,
@@ -44,7 +44,8 @@ pub fn of(execution: &Value) -> Result<Vec<Step>> {
 /// or ran.
 #[must_use]
 pub fn taken_back(steps: &[Step]) -> Vec<&Step> {
-    let states: Vec<&Step> = steps.iter().filter(|step| step.name != "NOTE").collect();
+    let is_state = |step: &&Step| !matches!(step.name.as_str(), "NOTE" | "CANCEL_REQUESTED");
+    let states: Vec<&Step> = steps.iter().filter(is_state).collect();
     let is_held = |step: &Step| matches!(step.name.as_str(), "DISPATCHED" | "RUNNING");
     let waits = |step: &Step| matches!(step.name.as_str(), "PENDING" | "SCHEDULED");
     let pairs = states

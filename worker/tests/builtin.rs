@@ -60,6 +60,11 @@ async fn fail_fails_as_often_as_it_is_asked_to() {
     }
     let (_, _, retryable) = failure(outcome_of(&stage, "fail", &json!({"fatal": true})).await);
     assert!(!retryable);
+    let (code, _, retryable) = failure(outcome_of(&stage, "fail", &json!(null)).await);
+    assert!(
+        retryable,
+        "without params it fails as asked, not for their shape: {code}"
+    );
     worker.stop().await.expect("stopped");
 }
 

@@ -50,6 +50,8 @@ pub(crate) struct Warning {
 pub(crate) struct Rules<'a> {
     /// The instant of acceptance.
     pub now: EpochMillis,
+    /// It takes the place of one that was accepted: what was right then, and is left alone, may be over now.
+    pub revises: bool,
     /// Time zone of cron triggers that name none.
     pub default_time_zone: &'a str,
     /// Largest params, in bytes.
@@ -119,7 +121,7 @@ impl Definition {
             start_at: object.take("startAt").and_then(|value| value.instant(findings)),
             end_at: object.take("endAt").and_then(|value| value.instant(findings)),
         };
-        check_window(&object, window, findings);
+        check_window(&object, window, rules, findings);
         let mut warnings = Vec::new();
         let planned = trigger::read(&mut object, window, rules, &mut warnings, findings);
         let priority = optional_integer(&mut object, "priority", 0..=i64::from(MAX_PRIORITY), findings);
@@ -270,12 +272,15 @@ pub(crate) fn read_params(value: &Value<'_>, most: usize, findings: &mut Finding
     RawJson::parse(text.to_owned()).ok()
 }
 
-fn check_window(object: &Object<'_>, window: Window, findings: &mut Findings) {
+fn check_window(object: &Object<'_>, window: Window, rules: Rules<'_>, findings: &mut Findings) {
     if let (Some(start), Some(end)) = (window.start_at, window.end_at)
         && end < start
     {
         let what = "endAt must not be before startAt".to_owned();
         findings.push(object.error_at("endAt", "window.backwards", what));
+    } else if !rules.revises && window.end_at.is_some_and(|end| end <= rules.now) {
+        let what = format!("endAt must be in the future; now it is {}", rules.now);
+        findings.push(object.error_at("endAt", "window.over", what));
     }
 }
 

@@ -28,6 +28,9 @@ const TYPES: [(&str, Type); 6] = [
     ("manual", Type::Manual),
     ("after", Type::After),
 ];
+/// Shortest distance of firings. Every firing is some rows in the database and a handover: ten a second are 26 million a
+/// month, and who asks for more has most likely taken milliseconds for seconds, or wants a loop inside one handler.
+const LEAST_EVERY_MS: i64 = 100;
 const OUTCOMES: [(&str, ParentOutcome); 3] = [
     ("success", ParentOutcome::Success),
     ("failure", ParentOutcome::Failure),
@@ -146,7 +149,7 @@ fn read_once(fields: &mut Object<'_>, now: EpochMillis, findings: &mut Findings)
 fn read_every(fields: &mut Object<'_>, findings: &mut Findings) -> Option<i64> {
     fields
         .require("everyMs", findings)?
-        .integer(1..=MAX_DURATION_MS, findings)
+        .integer(LEAST_EVERY_MS..=MAX_DURATION_MS, findings)
 }
 
 fn read_after(fields: &mut Object<'_>, findings: &mut Findings) -> Option<Trigger> {

@@ -113,7 +113,7 @@ pub(crate) struct ProgressView {
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Step {
-    /// SUBMITTED, DUE, a state of the execution, NOTE or CALLBACK_DELIVERED; more may be added.
+    /// SUBMITTED, DUE, a state of the execution, CANCEL_REQUESTED, CALLBACK_DELIVERED or NOTE; more may be added.
     #[schema(example = "RUNNING")]
     pub step: String,
     /// When; never before the step before.
@@ -253,6 +253,7 @@ pub(super) fn steps(
     let name = |entry: &LogEntry| match entry.to {
         Some(status) => status.name(),
         None if delivered.contains(&entry.at) => "CALLBACK_DELIVERED",
+        None if row.cancel_requested_at == Some(entry.at) => "CANCEL_REQUESTED",
         None => "NOTE",
     };
     steps.extend(log.iter().map(|entry| Step {

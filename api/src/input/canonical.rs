@@ -6,11 +6,15 @@ use isocost_common::store::jobs::hex;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
-/// Hash of the canonical form of an object without the members named in `except`. SHA-256, hex.
+/// Hash of the canonical form of a value; of an object, without the members named in `except`. SHA-256, hex.
 #[must_use]
 pub(crate) fn content_hash(body: &RawValue, except: &[&str]) -> String {
     let mut canonical = String::with_capacity(body.get().len());
-    write_object(body, except, &mut canonical);
+    if body.get().starts_with('{') {
+        write_object(body, except, &mut canonical);
+    } else {
+        write_value(body, &mut canonical);
+    }
     hex(&Sha256::digest(canonical))
 }
 
@@ -97,6 +101,16 @@ mod tests {
         ] {
             assert_ne!(base, hash(other), "{other}");
         }
+    }
+
+    #[test]
+    fn values_other_than_objects_have_one_form_too() {
+        assert_eq!(
+            hash(r#"[ "\u0041", {"b":1, "a":2} ]"#),
+            hash(r#"["A",{"a":2,"b":1}]"#)
+        );
+        assert_ne!(hash("1"), hash("1.0"));
+        assert_ne!(hash("null"), hash(r#""null""#));
     }
 
     #[test]

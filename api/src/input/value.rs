@@ -77,7 +77,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// One line of so many characters, without control characters.
+    /// One line of so many characters, without control characters; not blank, unless it may be empty.
     pub(crate) fn line(&self, characters: RangeInclusive<usize>, findings: &mut Findings) -> Option<String> {
         let text = self.string(findings)?;
         let length = text.chars().count();
@@ -89,6 +89,10 @@ impl<'a> Value<'a> {
         }
         if text.chars().any(char::is_control) {
             findings.push(self.error("text.control-character", "must not have control characters"));
+            return None;
+        }
+        if *characters.start() > 0 && text.trim().is_empty() {
+            findings.push(self.error("text.blank", "must not be blank"));
             return None;
         }
         Some(text)

@@ -18,7 +18,7 @@ use isocost_common::{
     id::{AppId, JobId},
     job::{JobStatus, ParentOutcome, Trigger},
     store::{
-        StoreError,
+        StoreError, deletion,
         jobs::{self, JobRow},
         listing::{self, Activity, JobFilter},
     },
@@ -79,6 +79,7 @@ pub(super) async fn full_view(state: &ApiState, job: JobRow) -> Result<JobView, 
     let mut connection = state.store().reader().await?;
     let mut activity = listing::activity(&mut connection, job.app, &[job.id], true).await?;
     let counts = listing::counts(&mut connection, job.id).await?;
+    let deleting = deletion::is_requested(&mut connection, job.id).await?;
     drop(connection);
     let activity = activity.remove(&job.id).unwrap_or_default();
     let reason = waiting_reason(state, &job, &activity).await;
@@ -87,31 +88,55 @@ pub(super) async fn full_view(state: &ApiState, job: JobRow) -> Result<JobView, 
     view.params = Some(params);
     view.counts = Some(counts_by_name(&counts));
     view.waiting_reason = reason;
+    view.deleting = deleting;
     Ok(view)
 }
 
 /// Why nothing of the job runs although something should; none while all goes as planned.
 async fn waiting_reason(state: &ApiState, job: &JobRow, activity: &Activity) -> Option<String> {
+    let reason = reason_of_the_job(state, job, activity).await?;
+    if reason.needs_the_leader && state.handlers().known(state.store()).await?.maintenance {
+        let quiet = "maintenance mode is on, so nothing is started; it is ended by PUT /openapi/settings";
+        return Some(quiet.into());
+    }
+    Some(reason.text)
+}
+
+struct Reason {
+    text: String,
+    /// It would run, or be looked at, if the leader started anything.
+    needs_the_leader: bool,
+}
+
+async fn reason_of_the_job(state: &ApiState, job: &JobRow, activity: &Activity) -> Option<Reason> {
+    let of = |text: String, needs_the_leader| Reason {
+        text,
+        needs_the_leader,
+    };
     match job.status {
-        JobStatus::Paused => return Some("the job is paused; resume it to let it fire".into()),
+        JobStatus::Paused => {
+            return Some(of("the job is paused; resume it to let it fire".into(), false));
+        }
         JobStatus::Waiting if activity.running == 0 => {}
         _ => return None,
     }
     let now = state.store().now();
     let open = activity.last.as_ref().filter(|last| !last.status.is_terminal());
     match open.map(|last| (last.status, last)) {
-        Some((ExecutionStatus::Scheduled, last)) => Some(format!(
-            "it waits until {} before it starts again",
-            last.not_before
+        Some((ExecutionStatus::Scheduled, last)) => Some(of(
+            format!("it waits until {} before it starts again", last.not_before),
+            last.not_before <= now,
         )),
-        Some((ExecutionStatus::Blocked, _)) => {
-            Some("an earlier execution under the same concurrency rule is still open".into())
-        }
-        Some((ExecutionStatus::Pending, _)) => Some(no_worker(state, job).await),
+        Some((ExecutionStatus::Blocked, _)) => Some(of(
+            "an earlier execution under the same concurrency rule is still open".into(),
+            false,
+        )),
+        Some((ExecutionStatus::Pending, _)) => Some(of(no_worker(state, job).await, true)),
         Some(_) => None,
-        None if job.next_trigger_time.is_some_and(|next| next <= now) => {
-            Some("it is due, and no dispatcher has taken it up yet".into())
-        }
+        None if job.next_trigger_time.is_some_and(|next| next <= now) => Some(of(
+            "it is due, and no dispatcher has taken it up yet".into(),
+            true,
+        )),
         None => match &job.trigger {
             Trigger::After { job_id, on } => {
                 let how = match on {
@@ -119,18 +144,19 @@ async fn waiting_reason(state: &ApiState, job: &JobRow, activity: &Activity) -> 
                     ParentOutcome::Failure => "has ended without success",
                     ParentOutcome::Any => "has ended",
                 };
-                Some(format!("it fires when an execution of job {job_id} {how}"))
+                let text = format!("it fires when an execution of job {job_id} {how}");
+                Some(of(text, false))
             }
-            Trigger::Manual {} => Some("it fires only when it is asked to".into()),
+            Trigger::Manual {} => Some(of("it fires only when it is asked to".into(), false)),
             _ => None,
         },
     }
 }
 
 async fn no_worker(state: &ApiState, job: &JobRow) -> String {
-    let offered = state.handlers().offered(state.store()).await;
-    offered
-        .and_then(|offered| not_offered(&job.handler, &offered))
+    let known = state.handlers().known(state.store()).await;
+    known
+        .and_then(|known| not_offered(&job.handler, &known))
         .unwrap_or_else(|| {
             if job.selector.is_empty() {
                 "no worker that offers the handler has room".into()

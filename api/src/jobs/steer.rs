@@ -5,7 +5,7 @@ use super::{
 use crate::{
     access::{Authorized, Caller, Manage},
     definition::{Definition, Rules, read_key, read_params, text_of},
-    input::{Findings, JsonBody, Object, QueryText, Value, merge_patch},
+    input::{Findings, JsonBody, Object, QueryText, Value, content_hash, merge_patch},
     problem::{FieldError, Kind, Problem},
     schema::{SubmitJob, TriggerRequest},
     state::ApiState,
@@ -19,6 +19,7 @@ use axum::{
 use isocost_common::{
     id::{ExecutionId, JobId},
     job::Trigger,
+    raw_json::RawJson,
     store::{
         audit::AuditEntry,
         jobs::JobRow,
@@ -167,7 +168,12 @@ impl Triggered {
     post, path = "/openapi/jobs/{id}/trigger", operation_id = "triggerJob", tag = "jobs", security(("key" = ["manage"])),
     params(("id" = String, Path, description = "Job id")),
     request_body(content = Option<TriggerRequest>),
-    responses((status = 202, body = Triggered), crate::routes::SteerProblems)
+    responses(
+        (status = 202, body = Triggered),
+        (status = 422, description = "The clientRequestId was used for a run of this job with other params",
+         body = crate::problem::ProblemBody, content_type = "application/problem+json"),
+        crate::routes::SteerProblems
+    )
 )]
 pub(crate) async fn trigger(
     State(state): State<ApiState>,
@@ -178,8 +184,23 @@ pub(crate) async fn trigger(
     let request = read_run(&body, state.config().api.max_params_bytes)?;
     let by = audit(&state, &caller, "job.trigger", &id);
     let run = steering::run_job(state.store(), job_id(&id)?, &request, &by).await?;
+    if run.replayed && !same_params(request.params.as_ref(), run.params.as_ref()) {
+        return Err(Problem::new(
+            Kind::KeyReused,
+            "key.reused",
+            "this clientRequestId belongs to a run of the job with other params; use a new key for a new run",
+        ));
+    }
     state.waker().wake(by.at);
     Ok((StatusCode::ACCEPTED, Json(Triggered::of(run)?)).into_response())
+}
+
+fn same_params(asked: Option<&RawJson>, made: Option<&RawJson>) -> bool {
+    let content = |params: &RawJson| {
+        let parsed: Option<&RawValue> = serde_json::from_str(params.as_str()).ok();
+        parsed.map(|params| content_hash(params, &[]))
+    };
+    asked.map(content) == made.map(content)
 }
 
 fn read_run(body: &JsonBody, max_params_bytes: usize) -> Result<RunRequest, Problem> {
@@ -304,6 +325,7 @@ fn revise(state: &ApiState, job: &JobRow, patch: &RawValue) -> Result<JobRow, Pr
     let now = state.store().now();
     let rules = Rules {
         now,
+        revises: true,
         default_time_zone: &state.config().api.default_time_zone,
         max_params_bytes: state.config().api.max_params_bytes,
         egress: state.egress(),
@@ -321,6 +343,20 @@ fn revise(state: &ApiState, job: &JobRow, patch: &RawValue) -> Result<JobRow, Pr
 fn refuse_fixed_fields(patch: &RawValue) -> Result<(), Problem> {
     let mut findings = Findings::default();
     if let Some(mut object) = Object::of_body(patch, &mut findings) {
+        // Without a trigger a submission fires at once: nobody means that by taking the schedule out.
+        if object
+            .take("trigger")
+            .is_some_and(|value| value.raw().get() == "null")
+        {
+            findings.push(FieldError {
+                pointer: Some("/trigger".into()),
+                field: "trigger".into(),
+                code: Cow::Borrowed("field.required"),
+                message: "trigger cannot be taken out; give another one, such as {\"type\": \"manual\"}, or pause the \
+                          job"
+                    .into(),
+            });
+        }
         for name in ["clientRequestId", "cronExpr", "timeZone", "dialect"] {
             if object.take(name).is_some() {
                 findings.push(FieldError {
@@ -335,7 +371,8 @@ fn refuse_fixed_fields(patch: &RawValue) -> Result<(), Problem> {
     findings.into_result(Some(()))
 }
 
-/// Deletes a job. Its executions stay readable until history is pruned.
+/// Deletes a job. Its executions stay readable until history is pruned; its clientRequestId stays taken for 24 hours.
+/// Jobs that follow it, and can now never fire, are cancelled.
 #[utoipa::path(
     delete, path = "/openapi/jobs/{id}", operation_id = "deleteJob", tag = "jobs", security(("key" = ["manage"])),
     params(
@@ -345,7 +382,8 @@ fn refuse_fixed_fields(patch: &RawValue) -> Result<(), Problem> {
     responses(
         (status = 204, description = "Deleted"),
         (status = 202, body = JobView,
-         description = "Cancelled; workers were asked to stop what runs. Delete it again when that has ended"),
+         description = "Cancelled; workers were asked to stop what runs. It shows `deleting` and is gone once that has \
+                        ended"),
         crate::routes::SteerProblems
     )
 )]

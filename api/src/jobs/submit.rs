@@ -196,6 +196,7 @@ impl Prepared {
         let now = state.store().now();
         let rules = Rules {
             now,
+            revises: false,
             default_time_zone: &state.config().api.default_time_zone,
             max_params_bytes: state.config().api.max_params_bytes,
             egress: state.egress(),
@@ -217,8 +218,8 @@ impl Prepared {
 
     async fn warnings(self, state: &ApiState) -> Vec<Warning> {
         let mut warnings = self.warnings;
-        if let Some(offered) = state.handlers().offered(state.store()).await
-            && let Some(message) = not_offered(&self.row.handler, &offered)
+        if let Some(known) = state.handlers().known(state.store()).await
+            && let Some(message) = not_offered(&self.row.handler, &known)
         {
             warnings.push(Warning {
                 code: "handler.not-offered",
@@ -321,6 +322,13 @@ async fn answer(state: &ApiState, prepared: Prepared, admission: Admission) -> R
             "key.reused",
             format!(
                 "this clientRequestId belongs to job {} with other content; use a new key for a new job",
+                holder.id
+            ),
+        )),
+        Admission::JobDeleted(holder) => Err(Problem::conflict(
+            "job.deleted",
+            format!(
+                "this clientRequestId belongs to job {}, which was deleted; use a new key for a new job",
                 holder.id
             ),
         )),

@@ -36,6 +36,9 @@ pub(crate) struct JobView {
     /// Why it is CANCELLED, when nobody asked for that: the job that it follows can no longer end as `trigger.on` says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cancel_reason: Option<String>,
+    /// True when it is deleted as soon as nothing of it is open any more; absent in lists.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub deleting: bool,
     /// Why nothing of it runs although something is due.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waiting_reason: Option<String>,
@@ -176,6 +179,7 @@ impl JobView {
             status_code: status.code(),
             invalid_reason: reason_in(JobStatus::Invalid),
             cancel_reason: reason_in(JobStatus::Cancelled),
+            deleting: false,
             waiting_reason: None,
             params: None,
             trigger: job.trigger,

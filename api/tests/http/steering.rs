@@ -1,8 +1,18 @@
 use crate::served::{Answer, Served};
 use anyhow::{Context, Result, ensure};
-use isocost_common::test_support::TestStore;
+use isocost_common::{
+    execution::ExecutionStatus,
+    id::IncarnationId,
+    message::HandlerLoad,
+    store::{
+        jobs, steering,
+        workers::{self, WorkerRow, WorkerStatus},
+    },
+    test_support::{TestStore, eventually, given},
+};
 use reqwest::Method;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 isocost_common::store_tests! {
     cr04_a_run_by_hand_leaves_the_schedule_alone,
@@ -15,6 +25,10 @@ isocost_common::store_tests! {
     a_patch_needs_the_current_version,
     a_patch_changes_only_what_it_names,
     a_job_is_deleted_only_when_nothing_of_it_is_open,
+    a_job_that_runs_shows_that_it_is_being_deleted,
+    a_waiting_job_says_what_it_waits_for,
+    a_schedule_is_not_taken_out_by_a_patch,
+    a_job_whose_window_is_over_can_still_be_renamed,
     bulk_does_to_all_that_match_and_counts_first,
     settings_are_kept_and_checked,
     steering_is_audited,
@@ -133,6 +147,21 @@ async fn a_run_with_a_key_is_made_once(store: &TestStore) -> Result<()> {
         (&second["executionIds"], &second["replayed"]),
         (&first["executionIds"], &json!(true))
     );
+    let run = async |params: &str| {
+        let body = format!(r#"{{"clientRequestId": "with params", "params": {params}}}"#);
+        api.post_text(&format!("/openapi/jobs/{id}/trigger"), &body).await
+    };
+    let first = run(r#"{"a": 1, "b": [2]}"#).await?.json();
+    let spelled_otherwise = run(r#"{ "b":[ 2 ], "a":1 }"#).await?.json();
+    assert_eq!(spelled_otherwise["executionIds"], first["executionIds"]);
+    for other in [r#"{"a": 2, "b": [2]}"#, "null", "[]"] {
+        let answer = run(other).await?;
+        assert_eq!(
+            (answer.status.as_u16(), &answer.json()["code"]),
+            (422, &json!("key.reused")),
+            "{other}"
+        );
+    }
     api.stop().await
 }
 
@@ -314,6 +343,131 @@ async fn a_job_is_deleted_only_when_nothing_of_it_is_open(store: &TestStore) -> 
     let execution = run["executionId"].as_str().context("an id")?;
     let kept = api.get(&format!("/openapi/executions/{execution}")).await?;
     assert_eq!(kept.json()["status"], "CANCELLED", "history went with the job");
+    api.stop().await
+}
+
+async fn a_job_that_runs_shows_that_it_is_being_deleted(store: &TestStore) -> Result<()> {
+    let api = Served::on(store).await?;
+    let body = job(&json!({"clientRequestId": "once only"}));
+    let id = submit(&api, body.clone()).await?;
+    let row = jobs::get(&mut *store.reader().await?, id.parse()?).await?;
+    let running = given::execution(&row.context("the job")?, ExecutionStatus::Running);
+    given::insert(store, &[], std::slice::from_ref(&running)).await?;
+    let path = format!("/openapi/jobs/{id}");
+    assert_eq!(show(&api, &id).await?.get("deleting"), None);
+    let delete = Answer::of(api.request(Method::DELETE, &format!("{path}?cancel=true"))).await?;
+    assert_eq!(delete.status, 202, "{}", delete.text);
+    let shown = show(&api, &id).await?;
+    assert_eq!(
+        (&shown["deleting"], &shown["status"]),
+        (&json!(true), &json!("CANCELLED"))
+    );
+    let again = Answer::of(api.request(Method::DELETE, &path)).await?;
+    assert_eq!(again.status, 202, "{}", again.text);
+    let steps = api
+        .get(&format!("/openapi/executions/{}", running.id))
+        .await?
+        .json()["steps"]
+        .clone();
+    let last = steps
+        .as_array()
+        .and_then(|steps| steps.last())
+        .context("a step")?;
+    assert_eq!(last["step"], "CANCEL_REQUESTED", "{steps}");
+
+    sqlx::query("update job_execution set status = 8, finished_at = 1")
+        .execute(&mut *store.reader().await?)
+        .await?;
+    assert_eq!(steering::finish_deletions(store).await?, 1);
+    assert_eq!(api.get(&path).await?.status, 404);
+    let replay = api.post("/openapi/jobs", &body).await?;
+    assert_eq!(
+        (replay.status.as_u16(), &replay.json()["code"]),
+        (409, &json!("job.deleted"))
+    );
+    assert_eq!(api.job_count().await?, 0);
+    api.stop().await
+}
+
+/// Waits, because what is known of the fleet may be a second old.
+async fn until_it_waits_for(api: &Served, job: &str, reason: &str) -> Result<()> {
+    eventually(reason, Duration::from_secs(5), async || {
+        let shown = show(api, job).await?;
+        let told = shown["waitingReason"].as_str().unwrap_or_default();
+        Ok(told.contains(reason).then_some(()))
+    })
+    .await
+}
+
+async fn a_waiting_job_says_what_it_waits_for(store: &TestStore) -> Result<()> {
+    let api = Served::on(store).await?;
+    let id = submit(&api, job(&json!({}))).await?;
+    act(&api, &format!("/openapi/jobs/{id}/trigger")).await?;
+    until_it_waits_for(&api, &id, "no online worker offers").await?;
+    let worker = WorkerRow {
+        worker: given::worker(),
+        incarnation: IncarnationId::generate(),
+        host: "127.0.0.1".into(),
+        port: 1,
+        handlers: vec![HandlerLoad {
+            name: "h".into(),
+            slots: 1,
+            busy: 1,
+            stuck: 0,
+        }],
+        labels: Default::default(),
+        status: WorkerStatus::Online,
+        drain_requested: false,
+        active: 1,
+        cpu_idle_percent: 50,
+        mean_cost_ms: 0,
+        registered_at: store.now(),
+        last_heartbeat: store.now(),
+    };
+    let mut tx = store.begin().await?;
+    workers::save(&mut tx, &[worker]).await?;
+    tx.commit().await?;
+    until_it_waits_for(&api, &id, "has room").await?;
+    let maintenance = async |on: bool| {
+        let request = api
+            .request(Method::PUT, "/openapi/settings")
+            .json(&json!({ "maintenance": on }));
+        Answer::of(request).await
+    };
+    maintenance(true).await?;
+    until_it_waits_for(&api, &id, "maintenance mode").await?;
+    maintenance(false).await?;
+    act(&api, &format!("/openapi/workers/{}/drain", given::worker())).await?;
+    let shown = api.get("/openapi/workers").await?.json();
+    assert_eq!(shown["items"][0]["status"], "DRAINING", "{shown}");
+    until_it_waits_for(&api, &id, "is draining").await?;
+    api.stop().await
+}
+
+async fn a_schedule_is_not_taken_out_by_a_patch(store: &TestStore) -> Result<()> {
+    let api = Served::on(store).await?;
+    let id = submit(
+        &api,
+        job(&json!({"trigger": {"type": "cron", "expr": "0 0 3 * * ?"}})),
+    )
+    .await?;
+    let answer = patch(&api, &id, Some("*"), r#"{"trigger": null}"#).await?;
+    assert_eq!(
+        (answer.status.as_u16(), &answer.json()["errors"][0]["pointer"]),
+        (400, &json!("/trigger"))
+    );
+    assert_eq!(show(&api, &id).await?["trigger"]["type"], "cron");
+    api.stop().await
+}
+
+async fn a_job_whose_window_is_over_can_still_be_renamed(store: &TestStore) -> Result<()> {
+    let api = Served::on(store).await?;
+    let id = submit(&api, job(&json!({"endAt": "2099-01-01T00:00:00Z"}))).await?;
+    sqlx::query("update job_info set end_at = 1000")
+        .execute(&mut *store.reader().await?)
+        .await?;
+    let renamed = patch(&api, &id, Some("*"), r#"{"jobName": "over"}"#).await?;
+    assert_eq!(renamed.status, 200, "{}", renamed.text);
     api.stop().await
 }
 

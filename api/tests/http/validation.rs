@@ -87,7 +87,12 @@ fn bad_values() -> Vec<(&'static str, String, &'static str)> {
         ("trigger", "{\"type\":\"fixedRate\"}", "/trigger/everyMs"),
         (
             "trigger",
-            "{\"type\":\"fixedRate\",\"everyMs\":0}",
+            "{\"type\":\"fixedRate\",\"everyMs\":99}",
+            "/trigger/everyMs",
+        ),
+        (
+            "trigger",
+            "{\"type\":\"fixedDelay\",\"everyMs\":1}",
             "/trigger/everyMs",
         ),
         (
@@ -119,7 +124,9 @@ fn bad_values() -> Vec<(&'static str, String, &'static str)> {
         ("timeZone", "\"UTC\"", "/timeZone"),
         ("startAt", "\"2026-12-01\"", "/startAt"),
         ("startAt", "1796083200000", "/startAt"),
-        ("endAt", "\"2020-01-01T00:00:00Z\"", "/trigger"),
+        ("endAt", "\"2020-01-01T00:00:00Z\"", "/endAt"),
+        ("jobName", "\"  \\u3000 \"", "/jobName"),
+        ("concurrencyKey", "\"   \"", "/concurrencyKey"),
         ("priority", "10", "/priority"),
         ("priority", "-1", "/priority"),
         ("priority", "\"5\"", "/priority"),

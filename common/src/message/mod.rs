@@ -54,6 +54,9 @@ pub struct CallbackTicket {
 pub struct Wake {
     /// The earliest instant at which something is due now.
     pub due: crate::time::EpochMillis,
+    /// Settings or workers' orders were changed: they are read again before anything else is placed.
+    #[serde(default)]
+    pub orders: bool,
 }
 
 /// What the leader sends through a queue to learn that everything before it is dealt with.

@@ -1,6 +1,7 @@
 use chrono_tz::{TZ_VARIANTS, Tz};
 
 use super::error::ScheduleError;
+use crate::spelling::edit_distance;
 
 /// Longer than any IANA name; beyond it no name is worth comparing with.
 const LONGEST_NAME: usize = 64;
@@ -40,22 +41,6 @@ fn nearest_zone(name: &str) -> Option<&'static str> {
         .min()
         .filter(|(distance, _)| *distance <= length / 4)
         .map(|(_, zone)| zone)
-}
-
-/// The number of insertions, removals and replacements of one character between two texts.
-fn edit_distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (done, from_char) in from.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = done + 1;
-        for (column, to_char) in to.iter().enumerate() {
-            let replaced = diagonal + usize::from(from_char != *to_char);
-            diagonal = row[column + 1];
-            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
-        }
-    }
-    row[to.len()]
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ pub mod apps;
 pub mod audit;
 pub mod callbacks;
 pub mod claim;
+pub mod deletion;
 pub mod dialect;
 pub mod epoch;
 pub mod error;

@@ -26,6 +26,14 @@ pub async fn all(connection: &mut Connection) -> Result<HashMap<String, String>,
         .collect()
 }
 
+/// True when these settings keep anything from being claimed or placed.
+#[must_use]
+pub fn is_maintenance(settings: &HashMap<String, String>) -> bool {
+    settings
+        .get(MAINTENANCE)
+        .is_some_and(|text| text.trim() == "true")
+}
+
 /// Writes a setting.
 ///
 /// # Errors

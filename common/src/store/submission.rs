@@ -4,7 +4,7 @@
 //! without any read; only when a key turns out to be taken is it looked up who has it.
 
 use super::{
-    Connection, Row, Store, StoreError, Tx,
+    Connection, Row, Store, StoreError, Tx, deletion,
     followers::{self, Beginning, Leading},
     jobs,
     jobs::{JobRow, client_request_hash},
@@ -38,6 +38,8 @@ pub enum Admission {
     Replayed(KeyHolder),
     /// The key belongs to a job with other content.
     KeyReused(KeyHolder),
+    /// The key belongs to a job with the same content that was deleted.
+    JobDeleted(KeyHolder),
     /// The job it follows does not exist in this app.
     NoSuchParent,
     /// The job it follows is over and can no longer end as wanted: why.
@@ -57,6 +59,8 @@ pub struct KeyHolder {
     pub next_trigger_time: Option<EpochMillis>,
     /// Its content.
     content_hash: String,
+    /// It was deleted: what stands here of its status is what was first.
+    deleted: bool,
 }
 
 impl KeyHolder {
@@ -66,11 +70,14 @@ impl KeyHolder {
             status: job.status,
             next_trigger_time: job.next_trigger_time,
             content_hash: job.content_hash.clone(),
+            deleted: false,
         }
     }
 
     fn judge(self, job: &JobRow) -> Admission {
-        if self.id == job.id {
+        if self.deleted && self.content_hash == job.content_hash {
+            Admission::JobDeleted(self)
+        } else if self.id == job.id {
             // Our own row, from a commit whose answer was lost.
             Admission::Accepted {
                 next_trigger_time: self.next_trigger_time,
@@ -212,9 +219,9 @@ fn answer_folded(
                 holder.next_trigger_time = *next_trigger_time;
                 Some(holder.judge(job))
             }
-            Some(Admission::Replayed(holder) | Admission::KeyReused(holder)) => {
-                Some(holder.clone().judge(job))
-            }
+            Some(
+                Admission::Replayed(holder) | Admission::KeyReused(holder) | Admission::JobDeleted(holder),
+            ) => Some(holder.clone().judge(job)),
             other => other.clone(),
         };
     }
@@ -254,6 +261,11 @@ async fn insert_group(tx: &mut Tx, group: &[JobRow]) -> Result<Vec<Admission>, S
         rows.push(row);
     }
     jobs::insert_many(tx, &rows).await?;
+    // Looked at last: an insert may have waited for the transaction that deleted the holder of its key.
+    if !deletion::holding(tx, &rows).await?.is_empty() {
+        let taken = "the client request id belongs to a deleted job";
+        return Err(StoreError::Duplicate(sqlx::Error::Protocol(taken.into())));
+    }
     Ok(admissions)
 }
 
@@ -276,6 +288,18 @@ async fn lock_parents(tx: &mut Tx, group: &[JobRow]) -> Result<HashMap<JobId, Le
 async fn holders(store: &Store, jobs: &[JobRow]) -> Result<HashMap<Key, KeyHolder>, StoreError> {
     let mut connection = store.reader().await?;
     let mut found = HashMap::new();
+    for (app, deleted) in deletion::holding(&mut connection, jobs).await? {
+        for deleted in deleted {
+            let holder = KeyHolder {
+                id: deleted.job,
+                status: JobStatus::Cancelled,
+                next_trigger_time: None,
+                content_hash: deleted.content_hash,
+                deleted: true,
+            };
+            found.insert(Key::Request(app, deleted.hash), holder);
+        }
+    }
     let ids: Vec<String> = jobs.iter().map(|job| job.id.to_string()).collect();
     collect_holders(&mut connection, None, &ids, &mut found).await?;
     let apps: HashSet<AppId> = jobs.iter().map(|job| job.app).collect();
@@ -322,6 +346,7 @@ async fn collect_holders(
                 status: row.coded("status", JobStatus::from_code)?,
                 next_trigger_time: row.opt_instant("next_trigger_time")?,
                 content_hash: row.text("content_hash")?,
+                deleted: false,
             };
             let key = match row.opt_text("client_request_hash")? {
                 Some(hash) => Key::Request(row.parsed("app_id")?, hash),

@@ -253,19 +253,35 @@ pub async fn heard_since(
     Ok(workers)
 }
 
-/// The handlers that online workers offer.
+/// The handlers that workers offer which have not ended.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OfferedHandlers {
+    /// By workers that take work.
+    pub online: BTreeSet<String>,
+    /// By workers that are being drained.
+    pub draining: BTreeSet<String>,
+}
+
+/// Which handlers are on offer.
 ///
 /// # Errors
 /// [`StoreError`] of the database.
-pub async fn offered_handlers(connection: &mut Connection) -> Result<BTreeSet<String>, StoreError> {
-    let rows = sqlx::query("select handlers from worker_node where status = ?")
+pub async fn offered_handlers(connection: &mut Connection) -> Result<OfferedHandlers, StoreError> {
+    let rows = sqlx::query("select handlers, status from worker_node where status in (?, ?)")
         .bind(WorkerStatus::Online.code())
+        .bind(WorkerStatus::Draining.code())
         .fetch_all(connection)
         .await?;
-    let mut offered = BTreeSet::new();
+    let mut offered = OfferedHandlers::default();
     for row in &rows {
-        let handlers: Vec<HandlerLoad> = Row(row).json("handlers")?;
-        offered.extend(handlers.into_iter().map(|handler| handler.name));
+        let row = Row(row);
+        let handlers: Vec<HandlerLoad> = row.json("handlers")?;
+        let names = if row.int("status")? == WorkerStatus::Online.code() {
+            &mut offered.online
+        } else {
+            &mut offered.draining
+        };
+        names.extend(handlers.into_iter().map(|handler| handler.name));
     }
     Ok(offered)
 }

@@ -16,7 +16,7 @@ use isocost_common::{
     time::EpochMillis,
 };
 
-fn by(app: AppId) -> AuditEntry {
+pub(crate) fn by(app: AppId) -> AuditEntry {
     AuditEntry {
         at: END,
         app,

@@ -1,5 +1,6 @@
 //! What the end of an execution does to everything that hangs on it, on each database.
 
+mod deletion;
 mod followers;
 mod given;
 mod history;

@@ -218,7 +218,7 @@ impl Intake {
             publications.push(publication(
                 self.names.wake_exchange(),
                 String::new(),
-                Message::json(kind::WAKE, &Wake { due }),
+                Message::json(kind::WAKE, &Wake { due, orders: false }),
             ));
         }
         publications.extend(taken.applied.callbacks.iter().map(|ticket| {

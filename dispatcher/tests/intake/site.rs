@@ -9,8 +9,8 @@ use isocost_common::{
     config::Config,
     coordination::memory::MemoryCoordination,
     execution::{Claim, ExecutionStatus, Outcome},
-    id::{AppId, ExecutionId, IncarnationId, JobId, WorkerId},
-    job::{ConcurrencyPolicy, JobStatus, Misfire, RetryPolicy, Trigger},
+    id::{ExecutionId, IncarnationId, JobId, WorkerId},
+    job::{JobStatus, RetryPolicy, Trigger},
     message::{Report, ReportEvent, ReportMessage, SettledMessage, kind},
     raw_json::RawJson,
     store::{
@@ -19,10 +19,10 @@ use isocost_common::{
         jobs::{self, JobRow},
         migrations,
     },
+    test_support::given,
     time::EpochMillis,
 };
 use std::{
-    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -209,34 +209,11 @@ pub(crate) fn consuming() -> ConsumeOptions {
 
 fn one_shot(retry: RetryPolicy, now: EpochMillis) -> JobRow {
     JobRow {
-        id: JobId::generate(),
-        app: AppId::generate(),
-        name: "a job".into(),
-        handler: "noop".into(),
-        params: RawJson::null(),
-        trigger: Trigger::Once { at: now },
-        start_at: None,
-        end_at: None,
-        next_trigger_time: None,
-        status: JobStatus::Waiting,
-        invalid_reason: None,
-        version: 1,
-        definition_version: 1,
-        client_request_id: None,
-        content_hash: String::new(),
         callback_url: Some("https://example.com/hook".into()),
-        priority: 5,
-        timeout_ms: 60_000,
-        start_deadline_ms: None,
         retry,
-        misfire: Misfire::default(),
-        concurrency: ConcurrencyPolicy::Parallel,
-        concurrency_key: None,
-        shards: 1,
-        selector: BTreeMap::new(),
-        labels: BTreeMap::new(),
         created_at: now,
         updated_at: now,
+        ..given::job_with(Trigger::Once { at: now })
     }
 }
 

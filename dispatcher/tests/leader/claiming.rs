@@ -2,7 +2,7 @@ use crate::world::{SOON, World};
 use isocost_common::{
     execution::ExecutionStatus as S,
     id::JobId,
-    job::{ConcurrencyPolicy, JobStatus, Misfire, MisfirePolicy, Trigger},
+    job::{ConcurrencyPolicy, JobStatus, Misfire, MisfirePolicy, ParentOutcome, Trigger},
     schedule::CronDialect,
     store::{epoch, jobs::JobRow},
     test_support::{TestStore, eventually, given},
@@ -82,6 +82,65 @@ async fn cr13_jobs_that_cannot_be_evaluated_become_invalid_and_hold_nobody_up(
     })
     .await?;
     worker.gets_nothing().await?;
+    dispatcher.stop().await
+}
+
+async fn cr13_a_row_without_a_next_time_is_planned_or_becomes_invalid(
+    store: &TestStore,
+) -> anyhow::Result<()> {
+    let world = World::with_long_leases(store);
+    let cron = |expr: &str| {
+        given::job_with(Trigger::Cron {
+            expr: expr.into(),
+            time_zone: "UTC".into(),
+            dialect: CronDialect::Quartz,
+        })
+    };
+    let (planned, broken, unreadable) = (cron("* * * * * ?"), cron("no cron"), cron("* * * * * ?"));
+    let jobs = [planned.clone(), broken.clone(), unreadable.clone()];
+    given::insert(&world.store, &jobs, &[]).await?;
+    let spoil = "update job_info set trigger_spec = '{' where id = ?";
+    world.execute(spoil, &[unreadable.id.to_string()]).await?;
+    let dispatcher = world.start_dispatcher();
+    let mut worker = world.worker("a", "noop", 4).await?;
+    assert_eq!(worker.next().await?.job, planned.id);
+    for job in [&broken, &unreadable] {
+        let job = world.until_job(job.id, JobStatus::Invalid).await?;
+        assert!(job.invalid_reason.is_some(), "{job:?}");
+    }
+    dispatcher.stop().await
+}
+
+async fn followers_of_a_job_that_completes_without_a_run_are_cancelled(
+    store: &TestStore,
+) -> anyhow::Result<()> {
+    let world = World::with_long_leases(store);
+    let long_ago = world.store.now() - Duration::from_secs(86_400);
+    let parent = JobRow {
+        next_trigger_time: Some(long_ago),
+        end_at: Some(long_ago + Duration::from_secs(60)),
+        misfire: Misfire {
+            policy: MisfirePolicy::Skip,
+            max_catch_up: 1,
+        },
+        ..given::job_with(Trigger::FixedRate {
+            every_ms: 1_000,
+            anchor: long_ago,
+        })
+    };
+    let child = JobRow {
+        app: parent.app,
+        ..given::job_with(Trigger::After {
+            job_id: parent.id,
+            on: ParentOutcome::Any,
+        })
+    };
+    let dispatcher = world.start_dispatcher();
+    world.submit(&[parent.clone(), child.clone()]).await?;
+    world.until_job(parent.id, JobStatus::Completed).await?;
+    let child = world.until_job(child.id, JobStatus::Cancelled).await?;
+    let reason = child.invalid_reason.unwrap_or_default();
+    assert!(reason.contains("COMPLETED"), "{reason}");
     dispatcher.stop().await
 }
 
@@ -283,6 +342,8 @@ isocost_common::store_tests! {
     a_due_job_runs_once_and_ends,
     du02_a_thousand_jobs_due_at_one_instant_fire_once_each,
     cr13_jobs_that_cannot_be_evaluated_become_invalid_and_hold_nobody_up,
+    cr13_a_row_without_a_next_time_is_planned_or_becomes_invalid,
+    followers_of_a_job_that_completes_without_a_run_are_cancelled,
     a_recurring_job_is_armed_for_its_next_instant,
     missed_firings_that_a_policy_leaves_out_are_recorded,
     a_recurring_job_with_nothing_left_to_fire_is_completed,

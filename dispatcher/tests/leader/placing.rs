@@ -264,6 +264,29 @@ async fn a_drain_is_passed_on_and_nothing_more_is_placed(store: &TestStore) -> a
     dispatcher.stop().await
 }
 
+/// The leader looks by itself every 2 s; three orders in half of that did not wait for it.
+async fn orders_to_workers_are_passed_on_when_they_are_given(store: &TestStore) -> anyhow::Result<()> {
+    let world = World::with_long_leases(store);
+    let dispatcher = world.start_dispatcher();
+    let mut workers = Vec::new();
+    for name in ["a", "b", "c"] {
+        workers.push(world.worker(name, "noop", 1).await?);
+    }
+    let from = std::time::Instant::now();
+    for worker in &mut workers {
+        let order = "update worker_node set drain_requested = 1 where worker_id = ?";
+        world.execute(order, &[worker.id.to_string()]).await?;
+        world.call_for_orders().await;
+        assert_eq!(worker.next_request().await?, ControlAction::Drain);
+    }
+    assert!(
+        from.elapsed() < std::time::Duration::from_secs(1),
+        "{:?}",
+        from.elapsed()
+    );
+    dispatcher.stop().await
+}
+
 isocost_common::store_tests! {
     lb04_two_equal_workers_get_equal_shares,
     a_worker_without_a_free_slot_is_given_nothing,
@@ -279,4 +302,5 @@ isocost_common::store_tests! {
     what_a_worker_holds_and_does_not_own_is_cancelled,
     a_worker_is_asked_about_what_it_does_not_name,
     a_drain_is_passed_on_and_nothing_more_is_placed,
+    orders_to_workers_are_passed_on_when_they_are_given,
 }

@@ -147,8 +147,18 @@ impl World {
     }
 
     pub(crate) async fn wake(&self) {
+        self.call(false).await;
+    }
+
+    /// Tells the leader that settings or orders to workers were changed.
+    pub(crate) async fn call_for_orders(&self) {
+        self.call(true).await;
+    }
+
+    async fn call(&self, orders: bool) {
         let wake = Wake {
             due: self.store.now(),
+            orders,
         };
         let publication = Publication {
             exchange: self.names.wake_exchange(),

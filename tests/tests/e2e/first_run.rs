@@ -57,6 +57,43 @@ async fn the_admin_key_is_for_its_owner_only_and_stays_the_same() -> Result<()> 
 }
 
 #[tokio::test]
+async fn a_key_whose_file_is_gone_is_revoked() -> Result<()> {
+    let site = Site::new()?;
+    let process = site.start().await?;
+    let mut former = vec![process.api().key().to_owned()];
+    process.stop().await?;
+    for _ in 0..2 {
+        fs::remove_file(site.data().join("admin.key"))?;
+        let process = site.start().await?;
+        process.api().submit(&once("noop")).await?;
+        for key in &former {
+            let answer = reqwest::Client::new()
+                .get(format!("{}/openapi/jobs", site.base_url()))
+                .bearer_auth(key)
+                .send()
+                .await?;
+            assert_eq!(answer.status(), 401);
+        }
+        former.push(process.api().key().to_owned());
+        process.stop().await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_key_file_that_others_can_read_is_closed_and_that_is_said() -> Result<()> {
+    let site = Site::new()?;
+    site.start().await?.stop().await?;
+    let file = site.data().join("admin.key");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644))?;
+    let process = site.start().await?;
+    assert_eq!(fs::metadata(&file)?.permissions().mode() & 0o777, 0o600);
+    let output = process.output()?;
+    assert!(output.contains("open to other users"), "{output}");
+    process.stop().await
+}
+
+#[tokio::test]
 async fn nothing_but_the_public_pages_answers_without_a_key() -> Result<()> {
     let site = Site::new()?;
     let process = site.start().await?;

@@ -69,7 +69,7 @@ async fn sleep(job: JobContext) -> Result<Slept, JobError> {
     Ok(Slept { slept_ms: params.ms })
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct FailParams {
     /// Attempts that fail; without it every attempt does.
@@ -86,7 +86,8 @@ struct Recovered {
 
 /// Fails in its first `times` attempts, then succeeds.
 async fn fail(job: JobContext) -> Result<Recovered, JobError> {
-    let params: FailParams = job.params()?;
+    // A job without params has `null`.
+    let params = job.params::<Option<FailParams>>()?.unwrap_or_default();
     let attempt = job.attempt();
     if params.times.is_some_and(|times| attempt > times) {
         return Ok(Recovered { attempt });

@@ -9,6 +9,7 @@ use crate::{
     store::{
         Store, Tx,
         audit::AuditEntry,
+        deletion,
         followers::{self, Beginning},
         jobs,
         jobs::JobRow,
@@ -100,7 +101,8 @@ fn no_such_job() -> SteerError {
 }
 
 /// Deletes a job of which nothing is open; its executions stay until history is pruned. With `cancel`, what is open is
-/// cancelled first; what a worker has to stop keeps the job in place.
+/// cancelled first; what a worker has to stop keeps the job in place until [`finish_deletions`] finds that it has ended.
+/// The job's client request id stays taken for [`deletion::KEY_KEPT_FOR`].
 ///
 /// # Errors
 /// [`SteerError`].
@@ -113,25 +115,69 @@ pub async fn delete_job(
     if let Some(applied) = delete_idle(store, id, by).await? {
         return Ok(Deletion::Done(applied));
     }
-    if !cancel {
+    if cancel {
+        request_deletion(store, id, by).await?;
+    } else if !deletion::is_requested(&mut *store.reader().await?, id).await? {
         let detail = "executions of the job are open; wait for their end, or delete with cancel=true";
         return Err(SteerError::not_possible("job.open", detail));
     }
-    let mut cancelled = cancel_job(store, id, by).await?;
+    let mut cancelled = match cancel_job(store, id, by).await {
+        Ok(cancelled) => cancelled,
+        // It has ended, and everything of it that is open was told to stop before.
+        Err(SteerError::NotPossible { .. }) => Cancelled {
+            stopping: true,
+            ..Cancelled::default()
+        },
+        Err(error) => return Err(error),
+    };
     if !cancelled.stopping
         && let Some(applied) = delete_idle(store, id, by).await?
     {
         cancelled.applied.add(applied);
         return Ok(Deletion::Done(cancelled.applied));
     }
+    // What is open was told to stop, by this call or an earlier one.
+    cancelled.stopping = true;
     Ok(Deletion::Stopping(cancelled))
+}
+
+/// From now on the job is deleted as soon as nothing of it is open.
+async fn request_deletion(store: &Store, id: JobId, by: &AuditEntry) -> Result<(), SteerError> {
+    rerun(async || {
+        let mut tx = store.begin().await?;
+        let job = lock_job(&mut tx, by.app, id).await?;
+        deletion::request(&mut tx, &job, by).await?;
+        tx.commit().await?;
+        Ok(())
+    })
+    .await
+}
+
+/// Deletes the jobs that were waiting for the end of what was open. Returns how many.
+///
+/// # Errors
+/// [`SteerError`] of the database.
+pub async fn finish_deletions(store: &Store) -> Result<usize, SteerError> {
+    let mut deleted = 0;
+    for (id, by) in deletion::waiting(store).await? {
+        match delete_idle(store, id, &by).await {
+            Ok(done) => deleted += usize::from(done.is_some()),
+            Err(SteerError::NotFound) => {
+                let mut tx = store.begin().await?;
+                deletion::forget(&mut tx, id).await?;
+                tx.commit().await?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(deleted)
 }
 
 /// None when something of it is open.
 async fn delete_idle(store: &Store, id: JobId, by: &AuditEntry) -> Result<Option<Applied>, SteerError> {
     rerun(async || {
         let mut tx = store.begin().await?;
-        lock_job(&mut tx, by.app, id).await?;
+        let job = lock_job(&mut tx, by.app, id).await?;
         if has_open_executions(&mut tx, by.app, id).await? {
             return Ok(None);
         }
@@ -148,6 +194,7 @@ async fn delete_idle(store: &Store, id: JobId, by: &AuditEntry) -> Result<Option
             .bind(slots::job_key(id))
             .execute(&mut *tx)
             .await?;
+        deletion::record(&mut tx, &job, by).await?;
         let mut applied = Applied::default();
         followers::end(&mut tx, &[id], by.at, &mut applied).await?;
         finish(tx, id, "deleted", by).await?;

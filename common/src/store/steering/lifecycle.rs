@@ -1,5 +1,6 @@
-use super::{SteerError, lock_job, rerun, set_status};
+use super::{SteerError, lock_any_job, lock_job, rerun, set_status};
 use crate::{
+    execution::ExecutionStatus,
     id::{AppId, JobId},
     job::{JobStatus, Trigger, Window},
     store::{
@@ -12,7 +13,11 @@ use crate::{
     },
     time::EpochMillis,
 };
+use sqlx::AssertSqlSafe;
 use std::time::Duration;
+
+/// Jobs that wait for nothing, planned in one go.
+const MOST_FORGOTTEN: u32 = 1_000;
 
 /// Stops a job from firing. What has fired goes on. Pausing a paused job changes nothing.
 ///
@@ -74,6 +79,59 @@ pub async fn resume_job(
     .await
 }
 
+/// Plans jobs that wait for nothing: WAITING, nothing planned and nothing open. This program leaves none behind; rows that
+/// were written by hand, or restored from a copy, may be so. Returns how many.
+///
+/// # Errors
+/// [`SteerError`] of the database.
+pub async fn plan_forgotten(store: &Store) -> Result<usize, SteerError> {
+    let sql = format!(
+        "select id from job_info where status = {} and next_trigger_time is null and trigger_type <= {} \
+         and not exists (select 1 from job_execution \
+                         where job_execution.job_id = job_info.id and job_execution.status < {}) limit {MOST_FORGOTTEN}",
+        JobStatus::Waiting.code(),
+        Trigger::FixedDelay { every_ms: 1 }.code(),
+        ExecutionStatus::Succeeded.code(),
+    );
+    let rows = sqlx::query(AssertSqlSafe(sql))
+        .fetch_all(&mut *store.reader().await?)
+        .await?;
+    let mut planned = 0;
+    for row in &rows {
+        let id = Row(row).parsed("id")?;
+        planned += usize::from(rerun(async || plan_one(store, id).await).await?);
+    }
+    Ok(planned)
+}
+
+/// False when it is not forgotten any more.
+async fn plan_one(store: &Store, id: JobId) -> Result<bool, SteerError> {
+    let now = store.now();
+    let mut tx = store.begin().await?;
+    let Some((mut job, unreadable)) = lock_any_job(&mut tx, id).await? else {
+        return Ok(false);
+    };
+    let waits = job.status == JobStatus::Waiting && job.next_trigger_time.is_none();
+    if !waits || has_open_executions(&mut tx, job.app, id).await? {
+        return Ok(false);
+    }
+    match unreadable {
+        Some(reason) => {
+            job.status = JobStatus::Invalid;
+            job.invalid_reason = Some(reason);
+        }
+        None => replan(&mut tx, &mut job, now).await?,
+    }
+    set_status(&mut tx, &job, now).await?;
+    if job.status == JobStatus::Completed {
+        followers::end(&mut tx, &[id], now, &mut Applied::default()).await?;
+    }
+    let message = "nothing was planned and nothing was open: planned anew";
+    job_log::append(&mut tx, &[job_event(id, message.into(), now)]).await?;
+    tx.commit().await?;
+    Ok(true)
+}
+
 async fn replan(connection: &mut Connection, job: &mut JobRow, now: EpochMillis) -> Result<(), StoreError> {
     let window = Window {
         start_at: job.start_at,
@@ -92,6 +150,9 @@ async fn replan(connection: &mut Connection, job: &mut JobRow, now: EpochMillis)
                 }
             }
         }
+        Trigger::Once { .. } if job.next_trigger_time.is_none() && !open => {
+            job.next_trigger_time = job.trigger.first_firing(now, window).ok().flatten();
+        }
         // While an execution is open, its end plans the next firing.
         Trigger::FixedDelay { every_ms } if job.next_trigger_time.is_none() && !open => {
             let next = now + Duration::from_millis(every_ms.unsigned_abs());
@@ -101,7 +162,7 @@ async fn replan(connection: &mut Connection, job: &mut JobRow, now: EpochMillis)
     }
     let plans_by_time = matches!(
         job.trigger,
-        Trigger::Cron { .. } | Trigger::FixedRate { .. } | Trigger::FixedDelay { .. }
+        Trigger::Once { .. } | Trigger::Cron { .. } | Trigger::FixedRate { .. } | Trigger::FixedDelay { .. }
     );
     if job.status == JobStatus::Waiting && plans_by_time && job.next_trigger_time.is_none() && !open {
         job.status = JobStatus::Completed;
@@ -134,9 +195,8 @@ pub(super) fn wrong_status(status: JobStatus, wanted: &str) -> SteerError {
     )
 }
 
-/// Writes the event of the job and the audit entry, and commits.
-pub(super) async fn finish(mut tx: Tx, job: JobId, event: &str, by: &AuditEntry) -> Result<(), SteerError> {
-    let entry = LogEntry {
+fn job_event(job: JobId, message: String, at: EpochMillis) -> LogEntry {
+    LogEntry {
         job,
         execution: None,
         attempt: 0,
@@ -144,9 +204,14 @@ pub(super) async fn finish(mut tx: Tx, job: JobId, event: &str, by: &AuditEntry)
         from: None,
         to: None,
         worker: None,
-        message: Some(format!("{event} on request")),
-        at: by.at,
-    };
+        message: Some(message),
+        at,
+    }
+}
+
+/// Writes the event of the job and the audit entry, and commits.
+pub(super) async fn finish(mut tx: Tx, job: JobId, event: &str, by: &AuditEntry) -> Result<(), SteerError> {
+    let entry = job_event(job, format!("{event} on request"), by.at);
     job_log::append(&mut tx, &[entry]).await?;
     audit::append(&mut tx, by).await?;
     tx.commit().await?;

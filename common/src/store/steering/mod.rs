@@ -8,8 +8,8 @@ mod running;
 mod workers;
 
 pub use cancelling::{Cancelled, cancel_execution, cancel_job};
-pub use definition::{Deletion, delete_job, replace_definition};
-pub use lifecycle::{pause_job, resume_job};
+pub use definition::{Deletion, delete_job, finish_deletions, replace_definition};
+pub use lifecycle::{pause_job, plan_forgotten, resume_job};
 pub use running::{Run, RunRequest, retry_execution, run_job};
 pub use workers::set_drain;
 
@@ -78,18 +78,22 @@ where
 
 /// Locks a job of this app until the end of the transaction. Slots are locked before, executions after.
 async fn lock_job(tx: &mut Tx, app: AppId, id: JobId) -> Result<JobRow, SteerError> {
+    let locked = lock_any_job(tx, id).await?;
+    locked
+        .map(|(job, _)| job)
+        .filter(|job| job.app == app)
+        .ok_or(SteerError::NotFound)
+}
+
+/// Locks a job, whoever's it is; with why its trigger cannot be read, if it cannot.
+async fn lock_any_job(tx: &mut Tx, id: JobId) -> Result<Option<(JobRow, Option<String>)>, StoreError> {
     let lock = tx.dialect().for_update();
     let sql = format!("select {} from job_info where id = ?{lock}", jobs::columns());
     let row = sqlx::query(AssertSqlSafe(sql))
         .bind(id.to_string())
         .fetch_optional(&mut **tx)
         .await?;
-    let job = row
-        .as_ref()
-        .map(jobs::read_lenient)
-        .transpose()?
-        .map(|(job, _)| job);
-    job.filter(|job| job.app == app).ok_or(SteerError::NotFound)
+    row.as_ref().map(jobs::read_lenient).transpose()
 }
 
 /// Writes status and next firing of a job that is locked.

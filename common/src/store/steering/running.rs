@@ -7,6 +7,7 @@ use crate::{
     store::{
         Connection, Row, Store, StoreError, Tx,
         audit::{self, AuditEntry},
+        deletion,
         executions::{self, ExecutionRow, TriggerKind, rank_time},
         job_log::{self, LogEntry},
         jobs::{self, JobRow},
@@ -34,6 +35,8 @@ pub struct Run {
     pub replayed: bool,
     /// True when they wait for a concurrency slot.
     pub blocked: bool,
+    /// The params they were made with, when the job's own do not count.
+    pub params: Option<RawJson>,
 }
 
 /// What the new executions have in common.
@@ -119,6 +122,10 @@ async fn make(store: &Store, job: &JobRow, origin: Origin, by: &AuditEntry) -> R
         let detail = "the job is CANCELLED; submit it again to run it";
         return Err(SteerError::not_possible("job.cancelled", detail));
     }
+    if deletion::is_requested(&mut tx, job.id).await? {
+        let detail = "the job is being deleted; submit a new one to run it";
+        return Err(SteerError::not_possible("job.deleting", detail));
+    }
     if job.concurrency == ConcurrencyPolicy::Discard
         && slot_key.as_ref().is_some_and(|key| slots.any_held(key))
     {
@@ -143,12 +150,13 @@ async fn make(store: &Store, job: &JobRow, origin: Origin, by: &AuditEntry) -> R
         executions: rows.iter().map(|row| row.id).collect(),
         replayed: false,
         blocked: rows.iter().any(|row| row.status == ExecutionStatus::Blocked),
+        params: origin.params,
     })
 }
 
 async fn made_before(connection: &mut Connection, job: JobId, key: &str) -> Result<Option<Run>, StoreError> {
     let rows = sqlx::query(
-        "select id, status from job_execution where job_id = ? and trigger_key = ? order by shard",
+        "select id, status, params from job_execution where job_id = ? and trigger_key = ? order by shard",
     )
     .bind(job.to_string())
     .bind(key.to_owned())
@@ -161,9 +169,14 @@ async fn made_before(connection: &mut Connection, job: JobId, key: &str) -> Resu
         executions: Vec::with_capacity(rows.len()),
         replayed: true,
         blocked: false,
+        params: None,
     };
     for row in &rows {
         let row = Row(row);
+        if let Some(params) = row.opt_text("params")? {
+            let corrupt = |error| StoreError::Corrupt(format!("params: {error}"));
+            run.params = Some(RawJson::parse(params).map_err(corrupt)?);
+        }
         run.executions.push(row.parsed("id")?);
         run.blocked |= row.int("status")? == ExecutionStatus::Blocked.code();
     }

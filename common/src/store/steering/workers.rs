@@ -6,6 +6,7 @@ use crate::{
         audit::{self, AuditEntry},
     },
 };
+use sqlx::AssertSqlSafe;
 
 /// Asks for a worker to be drained, or to take work again. The leader tells it.
 ///
@@ -27,7 +28,12 @@ pub async fn set_drain(
         if Row(&alive).int("alive")? == 0 {
             return Err(SteerError::NotFound);
         }
-        sqlx::query("update worker_node set drain_requested = ? where worker_id = ? and status in (0, 1)")
+        // A drain counts at once; that it takes work again is for the worker to say.
+        let status = if drain { "1" } else { "status" };
+        let sql = format!(
+            "update worker_node set drain_requested = ?, status = {status} where worker_id = ? and status in (0, 1)"
+        );
+        sqlx::query(AssertSqlSafe(sql))
             .bind(i64::from(drain))
             .bind(worker.as_str().to_owned())
             .execute(&mut *tx)
