@@ -8,6 +8,7 @@ mod access;
 mod amqp;
 mod apps;
 mod callbacks;
+mod connections;
 mod cron;
 mod definition;
 mod documents;

@@ -1,5 +1,4 @@
-use crate::{amqp, routes, state::ApiState};
-use axum::serve::ListenerExt;
+use crate::{amqp, connections, routes, state::ApiState};
 use isocost_common::{
     Ports,
     broker::{BrokerError, topology::Names},
@@ -30,9 +29,6 @@ pub enum Error {
     /// A network that callbacks may reach cannot be read.
     #[error("relay.allowed_networks")]
     Networks(#[source] InvalidNetwork),
-    /// The server broke down.
-    #[error("serving HTTP")]
-    Serve(#[source] io::Error),
 }
 
 /// Listens on `api.listen` and serves until `shutdown`.
@@ -65,33 +61,25 @@ pub async fn run_on(
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     declare_topology(&config, &ports).await;
+    let header_timeout = Duration::from_millis(config.api.header_timeout_ms);
     let (state, background) = ApiState::start(config, ports, metrics, shutdown.clone())?;
     if let Ok(address) = listener.local_addr() {
         info!(%address, "the API listens");
     }
     let stop = shutdown.child_token();
     let submissions = tokio::spawn(amqp::run(state.clone(), stop.clone()));
-    let listener = listener.tap_io(|connection| {
-        if let Err(error) = connection.set_nodelay(true) {
-            warn!(%error, "answers on a connection may be delayed");
-        }
-    });
-    let serving = axum::serve(listener, routes::router(state))
-        .with_graceful_shutdown(shutdown.clone().cancelled_owned());
-    let serving = async { serving.await.map_err(Error::Serve) };
-    let served = tokio::select! {
-        served = serving => served,
+    tokio::select! {
+        () = connections::serve(listener, routes::router(state), header_timeout, &shutdown) => {}
         () = async { shutdown.cancelled().await; tokio::time::sleep(LAST_REQUESTS).await } => {
             warn!("some requests did not end in time and were cut off");
-            Ok(())
         }
-    };
+    }
     stop.cancel();
     if let Err(panic) = submissions.await {
         error!(%panic, "taking in submissions over AMQP panicked; what was unacked comes again");
     }
     background.finish().await;
-    served
+    Ok(())
 }
 
 /// The API works without the broker, which declares this by itself once it is back.

@@ -17,10 +17,12 @@ use std::collections::HashMap;
 use tracing::warn;
 use utoipa::ToSchema;
 
-const STRATEGIES: [(&str, BalancerStrategy); 3] = [
+const STRATEGIES: [(&str, BalancerStrategy); 5] = [
     ("equal_cost", BalancerStrategy::EqualCost),
     ("round_robin", BalancerStrategy::RoundRobin),
     ("random", BalancerStrategy::Random),
+    ("least_active", BalancerStrategy::LeastActive),
+    ("consistent_hash", BalancerStrategy::ConsistentHash),
 ];
 
 /// What can be changed at run time.
@@ -35,7 +37,7 @@ pub(crate) struct Settings {
 /// How workers are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub(crate) struct Balancer {
-    /// `equal_cost`, `round_robin` or `random`.
+    /// `equal_cost`, `round_robin`, `random`, `least_active` or `consistent_hash` (by job).
     #[schema(value_type = String, example = "equal_cost")]
     pub strategy: BalancerStrategy,
     /// Weights of the load score.

@@ -31,6 +31,10 @@ const SERVER_COMMITS: usize = 3;
 /// How long a group waits for requests that are known to be on their way.
 const LINGER: Duration = Duration::from_millis(2);
 
+/// A submission that has waited this long for its turn is not stored any more: the database is stuck, and an answer in
+/// time is worth more than the attempt.
+const LONGEST_WAIT: Duration = Duration::from_millis(2_500);
+
 /// Why a submission got no answer from the database.
 #[derive(Debug, Clone)]
 pub(crate) enum SubmitError {
@@ -42,6 +46,7 @@ pub(crate) enum SubmitError {
 
 struct Ticket {
     jobs: Vec<JobRow>,
+    handed_in: Instant,
     reply: oneshot::Sender<Result<Vec<Admission>, SubmitError>>,
 }
 
@@ -99,9 +104,14 @@ impl Submitter {
         arrival: Arrival,
     ) -> Result<Vec<Admission>, SubmitError> {
         let (reply, answer) = oneshot::channel();
-        let handed_in = self.queue.try_send(Ticket { jobs, reply });
+        let ticket = Ticket {
+            jobs,
+            handed_in: Instant::now(),
+            reply,
+        };
+        let is_full = self.queue.try_send(ticket).is_err();
         drop(arrival);
-        if handed_in.is_err() {
+        if is_full {
             return Err(SubmitError::Busy);
         }
         answer.await.unwrap_or(Err(SubmitError::Busy))
@@ -173,8 +183,15 @@ async fn commit(store: Store, group: Vec<Ticket>) {
     let mut jobs = Vec::new();
     let mut replies = Vec::with_capacity(group.len());
     for ticket in group {
+        if ticket.handed_in.elapsed() > LONGEST_WAIT {
+            let _ = ticket.reply.send(Err(SubmitError::Busy));
+            continue;
+        }
         replies.push((ticket.jobs.len(), ticket.reply));
         jobs.extend(ticket.jobs);
+    }
+    if jobs.is_empty() {
+        return;
     }
     let outcome = admit(&store, &jobs).await.map_err(Arc::new);
     histogram!("isocost_api_commit_seconds").record(started.elapsed().as_secs_f64());

@@ -7,6 +7,8 @@ use serde::Deserialize;
 /// What one worker offers to one handler at the moment.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Offer {
+    /// [`home_key`] of the worker's name.
+    pub(crate) home: u64,
     /// Executions it owns, of all handlers: exact, from the leader's own set.
     pub(crate) active: u32,
     /// Mean run time of the last minutes, in milliseconds.
@@ -70,6 +72,11 @@ impl Balancer {
         self.weights = setting.and_then(|it| it.weights).unwrap_or(weights);
     }
 
+    /// True when it matters which execution gets which of the seats taken.
+    pub(crate) fn prefers_homes(&self) -> bool {
+        self.strategy == BalancerStrategy::ConsistentHash
+    }
+
     /// The load score: smaller is better.
     pub(crate) fn score(&self, offer: &Offer) -> f64 {
         f64::from(offer.active) * self.weights.active
@@ -81,7 +88,10 @@ impl Balancer {
     ///
     /// A free slot comes before any score: nothing queues behind a run while it could start elsewhere. Equal scores
     /// take turns.
-    pub(crate) fn choose(&mut self, offers: &[Offer]) -> Option<usize> {
+    ///
+    /// `job` is the [`home_key`] of the job, when it is known whose turn it is; without it a consistent hash takes turns,
+    /// and [`Balancer::prefers_homes`] says that the seats are to be handed out by [`affinity`].
+    pub(crate) fn choose(&mut self, offers: &[Offer], job: Option<u64>) -> Option<usize> {
         let anybody_free = offers.iter().any(|offer| offer.free > 0);
         let has_room = |offer: &Offer| {
             if anybody_free {
@@ -95,20 +105,39 @@ impl Balancer {
         let mut candidates = (0..count)
             .map(|step| (start + step) % count)
             .filter(|index| has_room(&offers[*index]));
-        let chosen = match self.strategy {
-            BalancerStrategy::EqualCost => candidates.reduce(|best, other| {
+        let by_affinity = |job: u64| move |index: &usize| affinity(job, offers[*index].home);
+        let chosen = match (self.strategy, job) {
+            (BalancerStrategy::EqualCost, _) => candidates.reduce(|best, other| {
                 if self.score(&offers[other]) < self.score(&offers[best]) {
                     other
                 } else {
                     best
                 }
             }),
-            BalancerStrategy::RoundRobin => candidates.next(),
-            BalancerStrategy::Random => candidates.choose(&mut rand::rng()),
+            (BalancerStrategy::LeastActive, _) => candidates.min_by_key(|index| offers[*index].active),
+            (BalancerStrategy::ConsistentHash, Some(job)) => candidates.max_by_key(by_affinity(job)),
+            (BalancerStrategy::RoundRobin | BalancerStrategy::ConsistentHash, _) => candidates.next(),
+            (BalancerStrategy::Random, _) => candidates.choose(&mut rand::rng()),
         }?;
         self.turn = chosen + 1;
         Some(chosen)
     }
+}
+
+/// What jobs and workers are matched by: stable over processes, versions and restarts. FNV-1a.
+pub(crate) fn home_key(name: &[u8]) -> u64 {
+    name.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// How strongly a job is drawn to a worker: the strongest is its home. (Rendezvous hashing: each pair has a figure of its
+/// own, so a worker that joins or leaves changes nothing between the others.) The finish of SplitMix64.
+pub(crate) fn affinity(job: u64, worker: u64) -> u64 {
+    let mut mixed = job ^ worker.rotate_left(32).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::{
     leader::Leader,
     misfire::{self, FiringPlan},
-    placement::Line,
+    placement::{Line, job_key},
 };
 use isocost_common::{
     execution::ExecutionStatus,
@@ -157,7 +157,12 @@ impl Leader {
                 handler: first.row.handler.clone(),
                 selector: batch.jobs[first.job].selector.clone(),
             });
-            seated.push((Line::new(class, indices.len()), indices));
+            let mut line = Line::new(class, indices.len());
+            if self.balancer.prefers_homes() {
+                let jobs = indices.iter().map(|index| batch.executions[*index].row.job);
+                line.jobs = jobs.map(job_key).collect();
+            }
+            seated.push((line, indices));
         }
         self.take_seats(seated.iter_mut().map(|(line, _)| line).collect());
         for (line, indices) in &seated {

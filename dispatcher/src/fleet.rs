@@ -169,6 +169,7 @@ impl Fleet {
             let (free, extra) = seat.room(now);
             if free + extra > 0 {
                 let offer = Offer {
+                    home: member.home,
                     active: member.active,
                     mean_cost_ms: member.costs.summary(now).mean_ms,
                     cpu_idle_percent: member.cpu_idle_percent,

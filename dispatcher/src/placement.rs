@@ -3,10 +3,15 @@
 //! Executions that cannot be placed wait in the database, by class. Only classes that somebody has room for are read, in
 //! turn, so a flood of one handler or app never hides another's work.
 
-use crate::{fleet::Held, leader::Leader, publish::Parcel};
+use crate::{
+    balancer::{affinity, home_key},
+    fleet::Held,
+    leader::Leader,
+    publish::Parcel,
+};
 use isocost_common::{
     execution::{Claim, ExecutionEvent, ExecutionStatus},
-    id::{ExecutionId, IncarnationId, WorkerId},
+    id::{ExecutionId, IncarnationId, JobId, WorkerId},
     message::DispatchedExecution,
     store::{
         StoreError, claim, epoch,
@@ -98,6 +103,8 @@ impl Backlog {
 pub(crate) struct Line {
     pub(crate) class: Arc<Class>,
     wanted: usize,
+    /// [`home_key`] of the job of each execution, in the order of the seats; empty while they are not known.
+    pub(crate) jobs: Vec<u64>,
     pub(crate) seats: Vec<TakenSeat>,
 }
 
@@ -106,6 +113,8 @@ pub(crate) struct Line {
 pub(crate) struct TakenSeat {
     pub(crate) worker: WorkerId,
     pub(crate) incarnation: IncarnationId,
+    /// A slot that is free now, not a place in the queue behind the slots.
+    pub(crate) is_free: bool,
 }
 
 impl Line {
@@ -113,9 +122,33 @@ impl Line {
         Self {
             class,
             wanted,
+            jobs: Vec::new(),
             seats: Vec::new(),
         }
     }
+
+    /// Hands the seats out so that each execution, in order, gets the one that its job is drawn to most; free slots come
+    /// first, as always.
+    fn seat_at_homes(&mut self, jobs: impl Iterator<Item = JobId>) {
+        for (place, job) in jobs.enumerate().take(self.seats.len()) {
+            let job = job_key(job);
+            let left = &self.seats[place..];
+            let any_free = left.iter().any(|seat| seat.is_free);
+            let best = left
+                .iter()
+                .enumerate()
+                .filter(|(_, seat)| seat.is_free || !any_free)
+                .max_by_key(|(_, seat)| affinity(job, home_key(seat.worker.as_str().as_bytes())));
+            if let Some((offset, _)) = best {
+                self.seats.swap(place, place + offset);
+            }
+        }
+    }
+}
+
+/// [`home_key`] of a job.
+pub(crate) fn job_key(job: JobId) -> u64 {
+    home_key(job.as_uuid().as_bytes())
 }
 
 impl Leader {
@@ -156,9 +189,11 @@ impl Leader {
         let (incarnations, mut offers): (Vec<_>, Vec<_>) =
             self.fleet.offers(&line.class, now).into_iter().unzip();
         for taken in 0..count {
-            let Some(index) = self.balancer.choose(&offers) else {
+            let job = line.jobs.get(line.seats.len()).copied();
+            let Some(index) = self.balancer.choose(&offers, job) else {
                 return taken;
             };
+            let is_free = offers[index].free > 0;
             offers[index] = offers[index].taken();
             let incarnation = incarnations[index];
             self.fleet.reserve(incarnation, &line.class);
@@ -166,6 +201,7 @@ impl Leader {
                 line.seats.push(TakenSeat {
                     worker: member.worker.clone(),
                     incarnation,
+                    is_free,
                 });
             }
         }
@@ -239,6 +275,11 @@ impl Leader {
         for line in lines.iter() {
             let limit = u32::try_from(line.seats.len()).unwrap_or(u32::MAX);
             waiting.push(placement::lock_pending(&mut tx, &line.class.key, now, limit).await?);
+        }
+        if self.balancer.prefers_homes() {
+            for (line, rows) in lines.iter_mut().zip(&waiting) {
+                line.seat_at_homes(rows.iter().map(|row| row.job));
+            }
         }
         let seated = || {
             lines.iter().zip(&waiting).flat_map(|(line, rows)| {

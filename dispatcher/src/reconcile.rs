@@ -422,6 +422,7 @@ impl Leader {
             let seat = TakenSeat {
                 worker: held.worker.clone(),
                 incarnation: held.incarnation,
+                is_free: true,
             };
             parcels.push(parcel(order, &seat, handover));
         }

@@ -1,16 +1,101 @@
 //! What a user of a good HTTP API expects when something is wrong with the request.
 
 use crate::served::{Answer, Served};
-use anyhow::{Result, ensure};
-use isocost_common::test_support::TestStore;
+use anyhow::{Context, Result, ensure};
+use isocost_common::{store::Dialect, test_support::TestStore};
 use reqwest::Method;
 use serde_json::json;
+use std::time::{Duration, Instant};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 
 isocost_common::store_tests! {
     wrong_requests_get_the_status_that_names_the_fault,
     a_body_over_the_limit_is_refused_with_the_limit,
     every_answer_has_a_request_id_and_keeps_the_clients,
     ready_says_so_only_while_the_database_answers,
+    a_header_that_never_ends_is_not_waited_for,
+    a_database_that_somebody_keeps_locked_is_said_to_be_busy,
+}
+
+/// Until the server hangs up; an error if it does not.
+async fn hung_up(mut connection: TcpStream) -> Result<()> {
+    let mut rest = Vec::new();
+    let read = connection.read_to_end(&mut rest);
+    // A reset is an end as well.
+    let _ = tokio::time::timeout(Duration::from_secs(10), read)
+        .await
+        .context("the connection stays open")?;
+    Ok(())
+}
+
+async fn a_header_that_never_ends_is_not_waited_for(store: &TestStore) -> Result<()> {
+    let timeout_ms = 300;
+    let api = Served::configured(store, |config| config.api.header_timeout_ms = timeout_ms).await?;
+    let address = api.base.trim_start_matches("http://").to_owned();
+    let mut streaming = api.request(Method::GET, "/openapi/events").send().await?;
+    let mut half_sent = TcpStream::connect(&address).await?;
+    half_sent
+        .write_all(b"GET /healthz HTTP/1.1\r\nHost: isocost\r\nX-Slow: ")
+        .await?;
+    let mut dripping = TcpStream::connect(&address).await?;
+    dripping.write_all(b"GET /healthz HTTP/1.1\r\n").await?;
+    let silent = TcpStream::connect(&address).await?;
+    let from = Instant::now();
+    hung_up(half_sent).await?;
+    hung_up(silent).await?;
+    // A byte now and then does not prolong the time.
+    for _ in 0..20 {
+        if dripping.write_all(b"X").await.is_err() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(timeout_ms / 4)).await;
+    }
+    hung_up(dripping).await?;
+    ensure!(
+        from.elapsed() >= Duration::from_millis(timeout_ms / 2),
+        "{:?}",
+        from.elapsed()
+    );
+    // An answer that takes longer than any header may is none of its business.
+    let next = tokio::time::timeout(Duration::from_millis(2 * timeout_ms), streaming.chunk()).await;
+    ensure!(
+        !matches!(next, Ok(Ok(None) | Err(_))),
+        "the stream was cut: {next:?}"
+    );
+    drop(streaming);
+    assert_eq!(api.get("/healthz").await?.status, 200);
+    api.stop().await
+}
+
+/// Somebody else's shell or backup, which only the embedded database lets lock out everybody.
+async fn a_database_that_somebody_keeps_locked_is_said_to_be_busy(store: &TestStore) -> Result<()> {
+    if store.dialect() != Dialect::Sqlite {
+        return Ok(());
+    }
+    let api = Served::on(store).await?;
+    let body = json!({"jobName": "j", "jobHandler": "h", "trigger": {"type": "manual"}});
+    let stranger = store.connect_again().await?;
+    let lock = stranger.begin().await?;
+    let from = Instant::now();
+    let late = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        api.post("/openapi/jobs", &body).await
+    };
+    let (first, second) = tokio::try_join!(api.post("/openapi/jobs", &body), late)?;
+    let took = from.elapsed();
+    for answer in [first, second] {
+        assert_eq!(answer.status, 503, "{}", answer.text);
+        assert_eq!(answer.header("retry-after"), "1");
+    }
+    ensure!(took < Duration::from_millis(6_500), "{took:?}");
+    drop(lock);
+    stranger.close().await;
+    assert_eq!(api.job_count().await?, 0);
+    assert_eq!(api.post("/openapi/jobs", &body).await?.status, 202);
+    api.stop().await
 }
 
 async fn wrong_requests_get_the_status_that_names_the_fault(store: &TestStore) -> Result<()> {

@@ -15,6 +15,8 @@ pub struct ApiConfig {
     pub max_body_bytes: usize,
     /// Largest params of one job, in bytes. Default 256 KiB.
     pub max_params_bytes: usize,
+    /// A connection on which no whole request header has arrived for this long is closed, in milliseconds. Default 30,000.
+    pub header_timeout_ms: u64,
     /// Callbacks to loopback addresses are accepted: set by standalone mode that listens on loopback. Default false.
     pub allow_loopback_callbacks: bool,
 }
@@ -26,6 +28,7 @@ impl Default for ApiConfig {
             default_time_zone: "UTC".into(),
             max_body_bytes: 2 * 1024 * 1024,
             max_params_bytes: 256 * 1024,
+            header_timeout_ms: 30_000,
             allow_loopback_callbacks: false,
         }
     }
@@ -53,6 +56,11 @@ impl ApiConfig {
                 (256..=self.max_body_bytes).contains(&self.max_params_bytes),
                 "api.max_params_bytes",
                 "must be between 256 and api.max_body_bytes",
+            ),
+            (
+                (100..=600_000).contains(&self.header_timeout_ms),
+                "api.header_timeout_ms",
+                "must be between 100 and 600000",
             ),
         ])
     }

@@ -14,6 +14,11 @@ pub enum BalancerStrategy {
     RoundRobin,
     /// By chance.
     Random,
+    /// The one with the fewest executions.
+    LeastActive,
+    /// The home of the job, as long as it has room: executions of one job meet the same worker again. When a worker joins
+    /// `n` others, it becomes the home of `1/(n + 1)` of the jobs and no other job moves; when it leaves, only its own do.
+    ConsistentHash,
 }
 
 /// Weights of the load score: `active × active + mean cost in seconds × cost + (100 − CPU idle) × cpu`.

@@ -36,11 +36,12 @@ impl Dialect {
     /// Settings every session needs before its first statement.
     pub(super) async fn prepare_session(self, connection: &mut AnyConnection) -> Result<(), sqlx::Error> {
         let statements: &[&str] = match self {
-            // FULL: a commit that was answered survives a power cut, not only a killed process.
+            // FULL: a commit that was answered survives a power cut, not only a killed process. The writers of this
+            // process queue for its one connection, so only another process keeps the file busy: a backup, a shell.
             Self::Sqlite => &[
+                "pragma busy_timeout = 2500",
                 "pragma journal_mode = wal",
                 "pragma synchronous = full",
-                "pragma busy_timeout = 10000",
                 "pragma temp_store = memory",
                 // 4 MB for each connection; the system caches the file as well.
                 "pragma cache_size = -4000",

@@ -44,7 +44,7 @@ pub use transaction::Tx;
 
 use crate::time::{Clock, EpochMillis};
 use sqlx::{
-    AnyConnection, AnyPool,
+    AnyConnection, AnyPool, Connection as _,
     any::{AnyConnectOptions, AnyPoolOptions},
 };
 use std::{str::FromStr, sync::Arc, time::Duration};
@@ -108,6 +108,13 @@ impl Store {
         let dialect = Dialect::of_url(&options.url)?;
         let connect = AnyConnectOptions::from_str(&dialect.connection_url(&options.url))
             .map_err(StoreError::from_sqlx)?;
+        if dialect == Dialect::Sqlite {
+            // A pool tries again until its time is over, and then tells of that alone. What is wrong with a file stays
+            // wrong: it is said at once.
+            let mut first = AnyConnection::connect_with(&connect).await?;
+            dialect.prepare_session(&mut first).await?;
+            first.close().await?;
+        }
         let pool = |size: u32| {
             AnyPoolOptions::new()
                 .max_connections(size)

@@ -19,12 +19,15 @@ use sqlx::AssertSqlSafe;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tracing::{debug, warn};
 
 /// How often a group is tried again after keys were taken, or a commit was lost, while it was under way.
 const MAX_ROUNDS: u32 = 8;
+
+/// No more tries from then on: the client is told to try again, and may be nearer to its own patience's end.
+const LAST_TRY_AFTER: Duration = Duration::from_secs(2);
 
 /// What became of one submission.
 #[derive(Debug, Clone)]
@@ -100,6 +103,7 @@ pub async fn admit(store: &Store, jobs: &[JobRow]) -> Result<Vec<Admission>, Sto
     let mut admissions: Vec<Option<Admission>> = vec![None; jobs.len()];
     let (mut order, folded) = fold_equal_keys(jobs);
     let mut rounds = 0;
+    let began = Instant::now();
     while !order.is_empty() {
         rounds += 1;
         let wanted: Vec<JobRow> = order.iter().map(|index| jobs[*index].clone()).collect();
@@ -113,7 +117,7 @@ pub async fn admit(store: &Store, jobs: &[JobRow]) -> Result<Vec<Admission>, Sto
                     answer_replays(store, jobs, &mut admissions).await?;
                 }
             }
-            Err(StoreError::Retryable(cause)) if rounds < MAX_ROUNDS => {
+            Err(StoreError::Retryable(cause)) if rounds < MAX_ROUNDS && began.elapsed() < LAST_TRY_AFTER => {
                 debug!(error = %cause, rounds, "storing a group again");
                 let pause = rand::random_range(1..=10 * u64::from(rounds));
                 tokio::time::sleep(Duration::from_millis(pause)).await;

@@ -13,6 +13,7 @@ store_tests! {
     a_taken_primary_key_is_a_duplicate,
     a_taken_unique_key_is_a_duplicate,
     a_missing_value_is_no_duplicate,
+    a_file_that_is_no_database_is_refused_at_once,
     waiting_too_long_for_a_lock_is_retryable,
     a_connection_killed_before_the_commit_is_not_a_success,
     no_free_connection_in_time_is_unavailable,
@@ -57,6 +58,28 @@ async fn a_missing_value_is_no_duplicate(store: &TestStore) -> Result<()> {
         matches!(error, StoreError::Database(_)) && !error.is_transient(),
         "{error:?}"
     );
+    Ok(())
+}
+
+async fn a_file_that_is_no_database_is_refused_at_once(store: &TestStore) -> Result<()> {
+    if store.dialect() != Dialect::Sqlite {
+        return Ok(());
+    }
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("garbage.db");
+    std::fs::write(&file, "this was a database once, or never. ".repeat(1_000))?;
+    let from = std::time::Instant::now();
+    let options = StoreOptions::new(&format!("sqlite:{}", file.display()));
+    let Err(error) = Store::connect(&options).await else {
+        anyhow::bail!("it was opened");
+    };
+    ensure!(
+        from.elapsed() < std::time::Duration::from_secs(2),
+        "{:?}",
+        from.elapsed()
+    );
+    let told = isocost_common::error_chain::chain(&error).to_string();
+    ensure!(told.contains("not a database"), "{told}");
     Ok(())
 }
 

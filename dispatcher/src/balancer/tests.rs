@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 fn offer(free: u32) -> Offer {
     Offer {
+        home: 0,
         active: 0,
         mean_cost_ms: 0.0,
         cpu_idle_percent: 100,
@@ -25,7 +26,7 @@ fn balancer(strategy: BalancerStrategy) -> Balancer {
 fn shares(balancer: &mut Balancer, offers: &mut [Offer], count: usize) -> Vec<u32> {
     let before: Vec<u32> = offers.iter().map(|offer| offer.active).collect();
     for _ in 0..count {
-        if let Some(index) = balancer.choose(offers) {
+        if let Some(index) = balancer.choose(offers, None) {
             offers[index] = offers[index].taken();
         }
     }
@@ -54,7 +55,7 @@ fn lb01_the_score_counts_executions_and_a_worker_without_a_free_slot_is_never_ch
     let mut balancer = balancer(BalancerStrategy::EqualCost);
     assert_eq!(shares(&mut balancer, &mut offers, 45), [23, 22]);
     assert_eq!(shares(&mut balancer, &mut offers, 45), [7, 38]);
-    assert_eq!(balancer.choose(&offers), None);
+    assert_eq!(balancer.choose(&offers, None), None);
 }
 
 #[test]
@@ -69,7 +70,7 @@ fn lb06_a_free_slot_elsewhere_comes_before_a_queue_on_the_worker_with_the_smalle
         ..offer(1)
     };
     assert_eq!(
-        balancer(BalancerStrategy::EqualCost).choose(&[queueing, free]),
+        balancer(BalancerStrategy::EqualCost).choose(&[queueing, free], None),
         Some(1)
     );
 }
@@ -77,7 +78,7 @@ fn lb06_a_free_slot_elsewhere_comes_before_a_queue_on_the_worker_with_the_smalle
 #[test]
 fn equal_scores_take_turns() {
     let mut balancer = balancer(BalancerStrategy::EqualCost);
-    let chosen: Vec<_> = (0..6).map(|_| balancer.choose(&[offer(9); 3])).collect();
+    let chosen: Vec<_> = (0..6).map(|_| balancer.choose(&[offer(9); 3], None)).collect();
     assert_eq!(chosen, [0, 1, 2, 0, 1, 2].map(Some));
 }
 
@@ -100,11 +101,11 @@ fn every_part_of_the_score_can_decide() {
         [busy, hot, slow].map(|offer| balancer.score(&offer)),
         [10.0, 9.0, 20.0]
     );
-    assert_eq!(balancer.choose(&[slow, busy, hot]), Some(2));
+    assert_eq!(balancer.choose(&[slow, busy, hot], None), Some(2));
     balancer.set(serde_json::from_str(r#"{"weights": {"active": 1, "cost": 1, "cpu": 1}}"#).ok());
-    assert_eq!(balancer.choose(&[slow, busy, hot]), Some(1));
+    assert_eq!(balancer.choose(&[slow, busy, hot], None), Some(1));
     balancer.set(None);
-    assert_eq!(balancer.choose(&[slow, busy, hot]), Some(2));
+    assert_eq!(balancer.choose(&[slow, busy, hot], None), Some(2));
 }
 
 #[test]
@@ -124,8 +125,8 @@ fn the_strategy_is_switched_at_run_time() {
 
 #[test]
 fn nobody_to_choose_from_is_no_choice() {
-    assert_eq!(balancer(BalancerStrategy::EqualCost).choose(&[]), None);
-    assert_eq!(balancer(BalancerStrategy::Random).choose(&[offer(0)]), None);
+    assert_eq!(balancer(BalancerStrategy::EqualCost).choose(&[], None), None);
+    assert_eq!(balancer(BalancerStrategy::Random).choose(&[offer(0)], None), None);
 }
 
 /// Workers with slots and queues, fed by the balancer as the leader feeds them; time is simulated, in milliseconds.
@@ -172,6 +173,7 @@ impl Simulation {
                 .or_running_for(oldest.unwrap_or(0) as f64);
             let extra = summary.extra(SLOTS);
             Offer {
+                home: 0,
                 active: held,
                 mean_cost_ms: summary.mean_ms,
                 cpu_idle_percent: 100,
@@ -231,7 +233,7 @@ fn in_a_mix_of_very_short_and_very_long_runs_none_waits_behind_a_long_one() {
     loop {
         let at = start + Duration::from_millis(simulation.now);
         let mut offers = simulation.offers(at);
-        while let Some(index) = balancer.choose(&offers) {
+        while let Some(index) = balancer.choose(&offers, None) {
             let Some(cost) = waiting.pop_front() else { break };
             offers[index] = offers[index].taken();
             simulation.place(index, cost);
@@ -251,4 +253,103 @@ fn in_a_mix_of_very_short_and_very_long_runs_none_waits_behind_a_long_one() {
     // Without the rule about uneven runs it is 4.7 s.
     let wait = simulation.longest_wait;
     assert!(wait <= 100, "{wait} ms behind busy slots");
+}
+
+#[test]
+fn least_active_counts_executions_only() {
+    let cheap_but_full = Offer {
+        active: 5,
+        ..offer(3)
+    };
+    let slow_but_empty = Offer {
+        active: 4,
+        mean_cost_ms: 60_000.0,
+        cpu_idle_percent: 0,
+        ..offer(3)
+    };
+    let mut balancer = balancer(BalancerStrategy::LeastActive);
+    assert_eq!(balancer.choose(&[cheap_but_full, slow_but_empty], None), Some(1));
+    let mut offers = [offer(100), offer(100), offer(10)];
+    assert_eq!(shares(&mut balancer, &mut offers, 90), [40, 40, 10]);
+}
+
+const JOBS: u64 = 10_000;
+
+/// The home of each job among workers of these names.
+fn homes(workers: &[&str]) -> Vec<String> {
+    let mut balancer = balancer(BalancerStrategy::ConsistentHash);
+    let offers: Vec<Offer> = workers
+        .iter()
+        .map(|name| Offer {
+            home: home_key(name.as_bytes()),
+            ..offer(1)
+        })
+        .collect();
+    (0..JOBS)
+        .map(|job| {
+            let job = home_key(format!("job-{job}").as_bytes());
+            let home = balancer.choose(&offers, Some(job)).expect("all have room");
+            workers[home].to_owned()
+        })
+        .collect()
+}
+
+#[test]
+fn every_worker_is_home_to_an_equal_share_of_the_jobs() {
+    let workers = ["worker-a", "worker-b", "worker-c", "worker-d"];
+    let homes = homes(&workers);
+    for worker in workers {
+        let share = homes.iter().filter(|home| *home == worker).count();
+        assert!((2_350..=2_650).contains(&share), "{worker} has {share} of {JOBS}");
+    }
+}
+
+#[test]
+fn a_worker_that_joins_or_leaves_moves_only_its_own_share() {
+    let (four, five) = (
+        ["worker-a", "worker-b", "worker-c", "worker-d"],
+        ["worker-a", "worker-b", "worker-c", "worker-d", "worker-e"],
+    );
+    let (before, after) = (homes(&four), homes(&five));
+    let moved: Vec<&String> = (0..before.len())
+        .filter(|job| before[*job] != after[*job])
+        .map(|job| &after[job])
+        .collect();
+    assert!(
+        moved.iter().all(|home| *home == "worker-e"),
+        "a job moved between the others"
+    );
+    assert!(
+        (1_800..=2_200).contains(&moved.len()),
+        "{} of {JOBS} moved",
+        moved.len()
+    );
+    // The order in which workers are offered makes no difference, so leaving is joining backwards.
+    let mut other_order = five;
+    other_order.reverse();
+    assert_eq!(homes(&other_order), after);
+}
+
+#[test]
+fn a_job_whose_home_is_full_goes_to_its_next_home_and_comes_back() {
+    let home = Offer {
+        home: home_key(b"worker-a"),
+        ..offer(1)
+    };
+    let other = Offer {
+        home: home_key(b"worker-b"),
+        ..offer(1)
+    };
+    let mut balancer = balancer(BalancerStrategy::ConsistentHash);
+    let job = (0..)
+        .map(|n: u64| home_key(&n.to_be_bytes()))
+        .find(|job| affinity(*job, home.home) > affinity(*job, other.home));
+    assert_eq!(balancer.choose(&[home, other], job), Some(0));
+    let full = Offer {
+        free: 0,
+        extra: 9,
+        ..home
+    };
+    assert_eq!(balancer.choose(&[full, other], job), Some(1));
+    assert_eq!(balancer.choose(&[home, other], job), Some(0));
 }

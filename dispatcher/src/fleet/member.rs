@@ -1,6 +1,9 @@
 //! One incarnation as the leader knows it: what it offers, what it owns, how it answered so far.
 
-use crate::cost::{CostSummary, CostWindow};
+use crate::{
+    balancer::home_key,
+    cost::{CostSummary, CostWindow},
+};
 use isocost_common::{
     id::{IncarnationId, WorkerId},
     job::Selector,
@@ -39,6 +42,8 @@ pub(super) struct Refusal {
 pub(crate) struct Member {
     pub(crate) worker: WorkerId,
     pub(crate) incarnation: IncarnationId,
+    /// By which jobs find it again.
+    pub(super) home: u64,
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(super) labels: Selector,
@@ -115,6 +120,7 @@ impl Seat {
 impl Member {
     pub(super) fn new(worker: WorkerId, incarnation: IncarnationId, now: Instant) -> Self {
         Self {
+            home: home_key(worker.as_str().as_bytes()),
             worker,
             incarnation,
             host: String::new(),

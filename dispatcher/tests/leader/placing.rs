@@ -1,11 +1,13 @@
 use crate::world::{SOON, World};
 use isocost_common::{
     execution::ExecutionStatus as S,
+    id::JobId,
+    job::Trigger,
     message::{ControlAction, ReportEvent},
     store::jobs::JobRow,
-    test_support::{TestStore, eventually},
+    test_support::{TestStore, eventually, given},
 };
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 async fn lb04_two_equal_workers_get_equal_shares(store: &TestStore) -> anyhow::Result<()> {
     let world = World::with_long_leases(store);
@@ -264,6 +266,50 @@ async fn a_drain_is_passed_on_and_nothing_more_is_placed(store: &TestStore) -> a
     dispatcher.stop().await
 }
 
+async fn a_consistent_hash_keeps_each_job_on_its_worker(store: &TestStore) -> anyhow::Result<()> {
+    let world = World::with_long_leases(store);
+    let dispatcher = world.start_dispatcher();
+    let mut workers = Vec::new();
+    for name in ["a", "b"] {
+        workers.push(world.worker(name, "noop", 30).await?);
+    }
+    let setting = r#"insert into setting (name, value, updated_at) values ('balancer', '{"strategy": "consistent_hash"}', 0)"#;
+    world.execute(setting, &[]).await?;
+    world.call_for_orders().await;
+    let now = world.store.now() + std::time::Duration::from_millis(300);
+    let jobs: Vec<JobRow> = (0..20)
+        .map(|_| JobRow {
+            next_trigger_time: Some(now),
+            ..given::job_with(Trigger::FixedRate {
+                every_ms: 400,
+                anchor: now,
+            })
+        })
+        .collect();
+    world.submit(&jobs).await?;
+    let mut home: HashMap<JobId, usize> = HashMap::new();
+    let mut firings = 0;
+    while firings < 3 * jobs.len() {
+        for (index, worker) in workers.iter_mut().enumerate() {
+            while let Ok(execution) =
+                tokio::time::timeout(std::time::Duration::from_millis(20), worker.next()).await
+            {
+                let execution = execution?;
+                let first = *home.entry(execution.job).or_insert(index);
+                assert_eq!(first, index, "job {} moved", execution.job);
+                worker.finished(&execution).await?;
+                firings += 1;
+            }
+        }
+    }
+    let on_a = home.values().filter(|index| **index == 0).count();
+    assert!(
+        (1..20).contains(&on_a),
+        "{on_a} of 20 jobs live on one of two workers"
+    );
+    dispatcher.stop().await
+}
+
 /// The leader looks by itself every 2 s; three orders in half of that did not wait for it.
 async fn orders_to_workers_are_passed_on_when_they_are_given(store: &TestStore) -> anyhow::Result<()> {
     let world = World::with_long_leases(store);
@@ -303,4 +349,5 @@ isocost_common::store_tests! {
     a_worker_is_asked_about_what_it_does_not_name,
     a_drain_is_passed_on_and_nothing_more_is_placed,
     orders_to_workers_are_passed_on_when_they_are_given,
+    a_consistent_hash_keeps_each_job_on_its_worker,
 }
