@@ -60,9 +60,11 @@ pub async fn run_on(
     metrics: PrometheusHandle,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
-    declare_topology(&config, &ports).await;
     let header_timeout = Duration::from_millis(config.api.header_timeout_ms);
+    let declaring = declare_topology(config.clone(), ports.clone());
     let (state, background) = ApiState::start(config, ports, metrics, shutdown.clone())?;
+    // Not waited for: jobs are accepted without a broker.
+    let declaring = tokio::spawn(declaring);
     if let Ok(address) = listener.local_addr() {
         info!(%address, "the API listens");
     }
@@ -78,12 +80,13 @@ pub async fn run_on(
     if let Err(panic) = submissions.await {
         error!(%panic, "taking in submissions over AMQP panicked; what was unacked comes again");
     }
+    declaring.abort();
     background.finish().await;
     Ok(())
 }
 
 /// The API works without the broker, which declares this by itself once it is back.
-async fn declare_topology(config: &Config, ports: &Ports) {
+async fn declare_topology(config: Config, ports: Ports) {
     let names = Names::new(&config.broker.namespace);
     let topology = names.shared_topology(&config.relay.delay_tiers());
     match ports.broker.declare(&topology).await {

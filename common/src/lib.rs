@@ -7,14 +7,18 @@
 
 pub mod broker;
 pub mod config;
+pub mod connect;
 pub mod coordination;
+pub mod doctor;
 pub mod egress;
 pub mod error_chain;
 pub mod execution;
 pub mod id;
 pub mod job;
 pub mod message;
+pub mod observe;
 pub mod raw_json;
+pub mod readiness;
 pub mod schedule;
 pub mod spelling;
 pub mod store;
@@ -25,7 +29,8 @@ pub mod time;
 
 use std::sync::Arc;
 
-/// The outside of a role: the database, the broker and the coordination service it was given.
+/// The outside of a role: the database, the broker and the coordination service it was given, and where it says whether
+/// it can do its job.
 ///
 /// Cloning is cheap and shares the connections.
 #[derive(Clone)]
@@ -36,6 +41,8 @@ pub struct Ports {
     pub broker: Arc<dyn broker::Broker>,
     /// Locks, heartbeats and start keys; never the truth.
     pub coordination: Arc<dyn coordination::Coordination>,
+    /// Where roles say what they need to do their job.
+    pub readiness: readiness::Readiness,
 }
 
 impl Ports {

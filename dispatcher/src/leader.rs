@@ -182,9 +182,9 @@ impl Leader {
         }
     }
 
-    /// Leads until `term` ends; the pass in hand is completed.
-    pub(crate) async fn run(mut self, term: &CancellationToken) -> TermEnd {
-        let end = loop {
+    /// Leads until `term` ends; the pass in hand is completed. After it, [`Leader::retire`].
+    pub(crate) async fn lead(&mut self, term: &CancellationToken) -> TermEnd {
+        loop {
             if term.is_cancelled() {
                 break TermEnd::Over;
             }
@@ -206,12 +206,15 @@ impl Leader {
                 break TermEnd::Unfit;
             }
             self.wait(wake_at, term).await;
-        };
-        term.cancel();
+        }
+    }
+
+    /// Completes what is under way. Nothing of it needs the lock: whoever leads next publishes the same again, and the
+    /// workers drop what they have.
+    pub(crate) async fn retire(mut self) {
         self.publisher.finish().await;
         self.inquests.finish().await;
         self.listeners.finish().await;
-        end
     }
 
     /// Does what is to be done now. Returns when to come back: at once when more is due.

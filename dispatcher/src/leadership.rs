@@ -73,10 +73,6 @@ pub(crate) async fn campaign(office: &leader::Office, shutdown: &CancellationTok
         let stand_back = match taken {
             Ok(true) => {
                 let resigned = serve(office, &token, asked_at, shutdown).await;
-                // Released whatever happened: a lock that is no longer ours is left alone by the token.
-                if let Err(error) = coordination.release_lock(LOCK, &token).await {
-                    warn!(%error, "releasing the leader's lock");
-                }
                 resigned.then_some(AFTER_RESIGNING)
             }
             Ok(false) => None,
@@ -102,22 +98,48 @@ fn uuid_token() -> String {
     isocost_common::id::MessageId::generate().to_string()
 }
 
-/// One term, from the lock to its end. True when it ended because something here is not fit to lead.
+/// One term, from the lock to its release. True when it ended because something here is not fit to lead.
 async fn serve(
     office: &leader::Office,
     token: &str,
     asked_at: Instant,
     shutdown: &CancellationToken,
 ) -> bool {
+    let Some((end, leader)) = serve_term(office, token, asked_at, shutdown).await else {
+        release(office, token).await;
+        return true;
+    };
+    // First of all, so that another one leads at once while this one completes what is under way.
+    release(office, token).await;
+    if let Some(leader) = leader {
+        leader.retire().await;
+    }
+    end == leader::TermEnd::Unfit
+}
+
+/// Whatever happened: a lock that is no longer ours is left alone by the token.
+async fn release(office: &leader::Office, token: &str) {
+    if let Err(error) = office.ports.coordination.release_lock(LOCK, token).await {
+        warn!(%error, "releasing the leader's lock");
+    }
+}
+
+/// One term. None when it did not begin.
+async fn serve_term(
+    office: &leader::Office,
+    token: &str,
+    asked_at: Instant,
+    shutdown: &CancellationToken,
+) -> Option<(leader::TermEnd, Option<Leader>)> {
     let store = &office.ports.store;
     if !clocks_agree(store).await {
-        return true;
+        return None;
     }
     let epoch = match epoch::begin(store, &office.process).await {
         Ok(epoch) => epoch,
         Err(failure) => {
             error!(error = %chain(&failure), "beginning an epoch");
-            return true;
+            return None;
         }
     };
     let tenure = Arc::new(Tenure::new(epoch, asked_at + office.leases.lock_ttl()));
@@ -126,15 +148,15 @@ async fn serve(
     metrics::gauge!("isocost_leader_epoch").set(epoch as f64);
     let term = shutdown.child_token();
     let lead = async {
-        let end = match Leader::take_over(office, Arc::clone(&tenure), &term).await {
-            Ok(leader) => leader.run(&term).await,
+        let ended = match Leader::take_over(office, Arc::clone(&tenure), &term).await {
+            Ok(mut leader) => (leader.lead(&term).await, Some(leader)),
             Err(failure) => {
                 error!(error = %chain(&failure), epoch, "taking over");
-                leader::TermEnd::Unfit
+                (leader::TermEnd::Unfit, None)
             }
         };
         term.cancel();
-        end
+        ended
     };
     let keep = keep_lock(
         office.ports.coordination.as_ref(),
@@ -143,10 +165,10 @@ async fn serve(
         &tenure,
         &term,
     );
-    let (end, ()) = tokio::join!(lead, keep);
+    let (ended, ()) = tokio::join!(lead, keep);
     metrics::gauge!("isocost_leader").set(0.0);
-    info!(epoch, ?end, "no longer leading");
-    end == leader::TermEnd::Unfit
+    info!(epoch, end = ?ended.0, "no longer leading");
+    Some(ended)
 }
 
 /// True when the database's clock and this machine's are close enough to lead by.

@@ -2,32 +2,31 @@
 //! ports. The same code as on a cluster; only the ports differ.
 
 mod admin_key;
-mod error;
 
-pub use error::Error;
+pub use crate::Error;
 
+use crate::running::Roles;
 use isocost_api as api;
 use isocost_common::{
     Ports,
     broker::{Broker, memory::MemoryBroker, topology::Names},
-    config::Config,
+    config::{Config, ListenAt},
+    connect,
     coordination::memory::MemoryCoordination,
-    error_chain::chain,
+    observe::Observer,
+    readiness::Readiness,
     store::{FolderLock, Store, StoreOptions, migrations},
     telemetry,
 };
 use isocost_dispatcher as dispatcher;
 use isocost_worker::{Worker, WorkerBuilder};
+use metrics_exporter_prometheus::PrometheusHandle;
 use std::{
-    collections::HashMap,
     net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
-use tokio::{
-    net::TcpListener,
-    task::{self, JoinSet},
-};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -118,27 +117,30 @@ impl Standalone {
             store: store.clone(),
             broker: MemoryBroker::new(),
             coordination: MemoryCoordination::new(),
+            readiness: Readiness::default(),
         };
         let names = Names::new(&config.broker.namespace);
+        let _observer = observe(&config, &ports, metrics.clone()).await?;
 
         let mut roles = Roles::default();
-        let api_stop = roles.spawn("api", {
+        roles.spawn("api", {
             let (config, ports) = (config.clone(), ports.clone());
             move |stop| async move { Ok(api::run_on(listener, config, ports, metrics, stop).await?) }
         });
-        let dispatcher_stop = roles.spawn("dispatcher", {
+        roles.spawn("dispatcher", {
             let (config, ports) = (config.clone(), ports.clone());
             move |stop| async move { Ok(dispatcher::run(config, ports, stop).await?) }
         });
-        let relay_stop = roles.spawn("relay", {
+        roles.spawn("relay", {
             let (config, ports) = (config.clone(), ports.clone());
             move |stop| async move { Ok(dispatcher::relay::run(config, ports, stop).await?) }
         });
-        let worker_stop = roles.spawn("worker", {
+        roles.spawn("worker", {
             let builder = worker(
                 Worker::builder(config)
                     .built_in_handlers()
-                    .ports(ports.broker.clone(), ports.coordination.clone()),
+                    .ports(ports.broker.clone(), ports.coordination.clone())
+                    .readiness(ports.readiness.clone()),
             );
             move |stop| async move { Ok(builder.run(stop).await?) }
         });
@@ -152,14 +154,11 @@ impl Standalone {
         });
 
         let failed = roles.first_to_end(&shutdown).await;
-        api_stop.cancel();
-        roles.ended("api").await;
-        worker_stop.cancel();
-        roles.ended("worker").await;
+        ports.readiness.stopping();
+        roles.stop("api").await;
+        roles.stop("worker").await;
         last_reports_taken_in(&*ports.broker, &names).await;
-        dispatcher_stop.cancel();
-        relay_stop.cancel();
-        roles.all_ended().await;
+        roles.stop_all().await;
         ports.broker.close().await;
         store.close().await;
         failed.map_or(Ok(()), Err)
@@ -194,6 +193,21 @@ fn settle_config(config: &mut Config, address: SocketAddr) {
     config.worker.advertise = "127.0.0.1".into();
 }
 
+/// The API answers for metrics and health already; a second listener only where one is asked for.
+async fn observe(
+    config: &Config,
+    ports: &Ports,
+    metrics: PrometheusHandle,
+) -> Result<Option<Observer>, Error> {
+    connect::watch_store(&ports.readiness, &ports.store);
+    match config.telemetry.listen_at()? {
+        ListenAt::ByRole | ListenAt::Nowhere => Ok(None),
+        at @ ListenAt::Address(_) => Ok(Some(
+            Observer::start(at, 0, metrics, ports.readiness.clone()).await?,
+        )),
+    }
+}
+
 async fn open_store(config: &Config, data: &Path) -> Result<Store, Error> {
     let url = format!("sqlite:{}", data.join("isocost.db").display());
     let options = StoreOptions {
@@ -219,60 +233,4 @@ async fn last_reports_taken_in(broker: &dyn Broker, names: &Names) {
         queue,
         "stopping although reports are left; the next start recovers their executions"
     );
-}
-
-/// The roles that run, by name.
-#[derive(Default)]
-struct Roles {
-    tasks: JoinSet<Result<(), Error>>,
-    names: HashMap<task::Id, &'static str>,
-}
-
-impl Roles {
-    fn spawn<F, W>(&mut self, name: &'static str, work: W) -> CancellationToken
-    where
-        W: FnOnce(CancellationToken) -> F,
-        F: Future<Output = Result<(), Error>> + Send + 'static,
-    {
-        let stop = CancellationToken::new();
-        let task = self.tasks.spawn(work(stop.clone()));
-        self.names.insert(task.id(), name);
-        stop
-    }
-
-    /// Waits for the shutdown, or for the first role that ends although nobody told it to.
-    async fn first_to_end(&mut self, shutdown: &CancellationToken) -> Option<Error> {
-        tokio::select! {
-            () = shutdown.cancelled() => None,
-            Some((role, outcome)) = self.next() => Some(outcome.err().unwrap_or(Error::Ended { role })),
-        }
-    }
-
-    async fn ended(&mut self, name: &'static str) {
-        while self.names.values().any(|running| *running == name) {
-            self.one_ended().await;
-        }
-    }
-
-    async fn all_ended(&mut self) {
-        while !self.names.is_empty() {
-            self.one_ended().await;
-        }
-    }
-
-    async fn one_ended(&mut self) {
-        if let Some((role, Err(error))) = self.next().await {
-            warn!(role, error = %chain(&error), "a role stopped with an error");
-        }
-    }
-
-    /// The next role that ends, also by a panic; none when no role is left. Cancel-safe.
-    async fn next(&mut self) -> Option<(&'static str, Result<(), Error>)> {
-        let (task, outcome) = match self.tasks.join_next_with_id().await? {
-            Ok(ended) => ended,
-            Err(error) => (error.id(), Err(Error::Panicked(error))),
-        };
-        let role = self.names.remove(&task)?;
-        Some((role, outcome))
-    }
 }

@@ -1,13 +1,25 @@
 //! Why a worker could not start, or had to stop.
 
-use isocost_common::id::InvalidWorkerId;
+use isocost_common::{
+    config::ConfigError, connect::ConnectError, id::InvalidWorkerId, observe::ObserveError,
+    telemetry::TelemetryError,
+};
 
 /// Why [`WorkerBuilder::run`](crate::WorkerBuilder::run) returned.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Neither a broker nor a coordination service was given.
-    #[error("the worker has no broker and coordination service; give it some with `ports`")]
-    NoPorts,
+    /// The configuration cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The URL of the broker or of the coordination service cannot be used.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// Logs or metrics cannot be started.
+    #[error("starting logs and metrics")]
+    Telemetry(#[from] TelemetryError),
+    /// The address for metrics and health cannot be had.
+    #[error(transparent)]
+    Observe(#[from] ObserveError),
     /// There is nothing to run.
     #[error("the worker offers no handler")]
     NoHandlers,

@@ -167,9 +167,17 @@ impl Incarnation {
         self.end.get().copied().unwrap_or(End::LeaseLost)
     }
 
-    /// True while it consumes under a valid lease.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.consuming.load(Ordering::Relaxed) && self.lease.is_valid()
+    /// What is missing for taking work; none while it consumes under a valid lease.
+    pub(crate) fn missing(&self) -> Option<&'static str> {
+        if !self.lease.is_valid() {
+            Some("no valid lease: no heartbeat was acknowledged lately")
+        } else if !self.consuming.load(Ordering::Relaxed) {
+            Some("its queue is not consumed")
+        } else if self.is_draining() {
+            Some("it is draining")
+        } else {
+            None
+        }
     }
 
     /// True while it takes nothing new.

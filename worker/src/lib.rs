@@ -39,4 +39,4 @@ pub use context::JobContext;
 pub use error::Error;
 pub use job_error::JobError;
 pub use run_control::Cancellation;
-pub use worker::{Worker, WorkerBuilder, WorkerPorts, run};
+pub use worker::{DEFAULT_PORT, Worker, WorkerBuilder, WorkerPorts, run};

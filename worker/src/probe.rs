@@ -15,6 +15,9 @@ struct Alive {
     /// Absent between two incarnations.
     #[serde(skip_serializing_if = "Option::is_none")]
     incarnation: Option<String>,
+    /// Why it takes no work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    missing: Option<&'static str>,
 }
 
 /// Answers until `stop`.
@@ -36,6 +39,7 @@ fn alive(runtime: &Runtime) -> Alive {
     Alive {
         worker: runtime.worker.to_string(),
         incarnation: runtime.current().map(|incarnation| incarnation.id.to_string()),
+        missing: None,
     }
 }
 
@@ -45,13 +49,15 @@ async fn livez(State(runtime): State<Arc<Runtime>>) -> Json<Alive> {
 
 /// Ready when it consumes under a valid lease.
 async fn readyz(State(runtime): State<Arc<Runtime>>) -> (StatusCode, Json<Alive>) {
-    let ready = runtime
-        .current()
-        .is_some_and(|incarnation| incarnation.is_ready());
-    let status = if ready {
+    let missing = runtime.missing();
+    let status = if missing.is_none() {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     };
-    (status, Json(alive(&runtime)))
+    let alive = Alive {
+        missing,
+        ..alive(&runtime)
+    };
+    (status, Json(alive))
 }

@@ -130,6 +130,14 @@ impl Runtime {
         self.current.lock().upgrade()
     }
 
+    /// What is missing for taking work; none when nothing is.
+    pub(crate) fn missing(&self) -> Option<&'static str> {
+        match self.current() {
+            None => Some("it is not registered with the broker yet"),
+            Some(incarnation) => incarnation.missing(),
+        }
+    }
+
     /// A new incarnation lives.
     pub(crate) fn set_current(&self, incarnation: &Arc<Incarnation>) {
         *self.current.lock() = Arc::downgrade(incarnation);

@@ -8,7 +8,17 @@ use crate::{
     probe,
     runtime::{Identity, Offer, Runtime},
 };
-use isocost_common::{broker::Broker, config::Config, coordination::Coordination, id::WorkerId};
+use isocost_common::{
+    broker::Broker,
+    config::Config,
+    connect::{self, Messaging, Need},
+    coordination::Coordination,
+    id::WorkerId,
+    observe::Observer,
+    readiness::{Condition, Readiness},
+    telemetry,
+};
+use rustls::crypto::{CryptoProvider, ring};
 use serde::Serialize;
 use std::{collections::BTreeMap, future::Future, net::SocketAddr, sync::Arc, time::Duration};
 use tokio::{net::TcpListener, time::timeout};
@@ -17,6 +27,8 @@ use tracing::warn;
 
 /// Probes in progress may take this long when the worker stops.
 const PROBE_END: Duration = Duration::from_secs(2);
+/// First of the ports for metrics and health when none is configured.
+pub const DEFAULT_PORT: u16 = 9140;
 
 /// The outside of a worker. It has no database connection.
 #[derive(Clone)]
@@ -40,6 +52,7 @@ impl Worker {
             handlers: BTreeMap::new(),
             slots: BTreeMap::new(),
             ports: None,
+            readiness: Readiness::default(),
         }
     }
 }
@@ -50,6 +63,7 @@ pub struct WorkerBuilder {
     handlers: BTreeMap<String, Handler>,
     slots: BTreeMap<String, u32>,
     ports: Option<WorkerPorts>,
+    readiness: Readiness,
 }
 
 impl WorkerBuilder {
@@ -85,24 +99,36 @@ impl WorkerBuilder {
         self
     }
 
-    /// The broker and the coordination service to use.
+    /// The broker and the coordination service to use, instead of connecting to those of the configuration. Logs, metrics
+    /// and their listener are then the caller's as well.
     #[must_use]
     pub fn ports(mut self, broker: Arc<dyn Broker>, coordination: Arc<dyn Coordination>) -> Self {
         self.ports = Some(WorkerPorts { broker, coordination });
         self
     }
 
-    /// Works until `shutdown` is cancelled; then takes nothing new, gives back what has not started, lets running
-    /// handlers finish within `worker.grace_ms` and reports everything. After a fencing or the loss of its lease it goes
-    /// on as a new incarnation.
+    /// Where the worker says whether it can do its job.
+    #[must_use]
+    pub fn readiness(mut self, readiness: Readiness) -> Self {
+        self.readiness = readiness;
+        self
+    }
+
+    /// Works until `shutdown` is cancelled; without [`WorkerBuilder::ports`] it connects to RabbitMQ and Redis as
+    /// configured, starts logging and recording metrics unless the program has done so, and serves metrics and health
+    /// where `telemetry.listen` says. At the shutdown it
+    /// takes nothing new, gives back what has not started, lets running handlers finish within `worker.grace_ms` and
+    /// reports everything. After a fencing or the loss of its lease it goes on as a new incarnation.
     ///
     /// # Errors
     /// At start: everything but [`Error::HandlersStillRunning`] and [`Error::Task`]. Later: these two; after the first
     /// of them the process must exit, because its handlers could go on beside their own retries.
     pub async fn run(self, shutdown: CancellationToken) -> Result<(), Error> {
         let offers = self.offers()?;
-        let ports = self.ports.ok_or(Error::NoPorts)?;
         let worker = name(&self.config)?;
+        let Some(ports) = self.ports.clone() else {
+            return Box::pin(self.run_connected(&worker, shutdown)).await;
+        };
         let (listener, address) = listen(&self.config.worker.listen).await?;
         let host = match self.config.worker.advertise.as_str() {
             "" => host_name(),
@@ -115,6 +141,13 @@ impl WorkerBuilder {
         };
         let runtime = Runtime::new(self.config, identity, ports, offers, HandlerPool::start()?);
 
+        self.readiness.check("worker", {
+            let runtime = Arc::clone(&runtime);
+            move || {
+                let missing = runtime.missing();
+                async move { missing.map_or(Condition::Met, |why| Condition::Missing(why.into())) }
+            }
+        });
         let stop_probe = CancellationToken::new();
         let mut probing = tokio::spawn(probe::serve(listener, Arc::clone(&runtime), stop_probe.clone()));
         let result = loop {
@@ -130,6 +163,38 @@ impl WorkerBuilder {
         } else if timeout(PROBE_END, &mut probing).await.is_err() {
             warn!("the probe listener has open connections; closing it");
             probing.abort();
+        }
+        result
+    }
+
+    /// The whole of a process: everything that the caller of [`WorkerBuilder::ports`] has done by itself.
+    async fn run_connected(mut self, worker: &WorkerId, shutdown: CancellationToken) -> Result<(), Error> {
+        self.config.validate_for_cluster()?;
+        if CryptoProvider::get_default().is_none() {
+            // An error means that somebody else installed one in this moment, which serves as well.
+            let _ = ring::default_provider().install_default();
+        }
+        let metrics = telemetry::start(&self.config.telemetry)?;
+        let listen = self.config.telemetry.listen_at()?;
+        let _observer = Observer::start(listen, DEFAULT_PORT, metrics, self.readiness.clone()).await?;
+        let name = format!("isocost worker {worker}");
+        let Messaging { broker, coordination } = connect::messaging(&self.config, &name, &self.readiness)?;
+        connect::watch_broker(&self.readiness, &broker, Need::Connected);
+        self.ports = Some(WorkerPorts {
+            broker: Arc::clone(&broker),
+            coordination,
+        });
+        let readiness = self.readiness.clone();
+        let stopping = shutdown.clone();
+        let watch = tokio::spawn(async move {
+            stopping.cancelled().await;
+            readiness.stopping();
+        });
+        let result = self.run(shutdown).await;
+        watch.abort();
+        // After an error the process is to exit at once.
+        if result.is_ok() {
+            broker.close().await;
         }
         result
     }

@@ -3,6 +3,7 @@
 mod support;
 
 use isocost_common::{
+    config::Secret,
     coordination::Coordination,
     execution::Outcome,
     message::{ControlAction, Holdings, ReportEvent},
@@ -288,11 +289,16 @@ fn client() -> reqwest::Client {
 async fn a_worker_that_cannot_work_says_why_at_start() {
     let stage = Stage::new().await;
     let shutdown = CancellationToken::new();
-    let without_ports = Worker::builder(stage.config.clone())
+    let mut nowhere = stage.config.clone();
+    nowhere.broker.url = Secret::new("http://127.0.0.1/");
+    let without_a_broker = Worker::builder(nowhere)
         .built_in_handlers()
         .run(shutdown.clone())
         .await;
-    assert!(matches!(without_ports, Err(Error::NoPorts)), "{without_ports:?}");
+    assert!(
+        matches!(without_a_broker, Err(Error::Config(_))),
+        "{without_a_broker:?}"
+    );
     let without_handlers = Worker::builder(stage.config.clone()).run(shutdown.clone()).await;
     assert!(matches!(without_handlers, Err(Error::NoHandlers)));
     let bad_name = Worker::builder(stage.config.clone())

@@ -92,6 +92,7 @@ impl Site {
             store: store.clone(),
             broker: line.api.clone(),
             coordination: MemoryCoordination::new(),
+            readiness: Default::default(),
         };
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let stop = CancellationToken::new();

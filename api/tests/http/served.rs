@@ -100,6 +100,7 @@ impl Served {
             store: store.clone(),
             broker: broker.connect(),
             coordination: MemoryCoordination::new(),
+            readiness: Default::default(),
         };
         let shutdown = CancellationToken::new();
         let running = tokio::spawn(run_on(listener, config, ports, metrics, shutdown.clone()));

@@ -11,6 +11,7 @@
 //!   delivered again, marked redelivered, to whoever consumes next. Acks of an ended consumer change nothing.
 //! - Connections come back by themselves; [`Consumer::next`] ends with [`ConsumerEnded`] and the caller consumes anew.
 
+pub mod doctor;
 pub mod memory;
 mod message;
 pub mod rabbitmq;

@@ -1,6 +1,7 @@
 //! A queue consumed for as long as the process runs: again after every interruption, with growing pauses.
 
 use super::{Acker, Broker, BrokerError, ConsumeOptions, Consumer, Delivery, Topology, next_batch};
+use crate::readiness::{Flag, Readiness};
 use backon::{BackoffBuilder, ExponentialBuilder};
 use std::{sync::Arc, time::Duration};
 use tokio_util::sync::CancellationToken;
@@ -54,6 +55,8 @@ pub struct Subscription {
     options: ConsumeOptions,
     shutdown: CancellationToken,
     consumer: Option<Box<dyn Consumer>>,
+    /// Whether there is a consumer, for the readiness of the process.
+    consuming: Option<Flag>,
 }
 
 impl Subscription {
@@ -69,6 +72,16 @@ impl Subscription {
             },
             shutdown,
             consumer: None,
+            consuming: None,
+        }
+    }
+
+    /// Without a consumer the process is not ready, under this name.
+    #[must_use]
+    pub fn needed(self, readiness: &Readiness, name: &'static str) -> Self {
+        Self {
+            consuming: Some(readiness.flag(name, "not consumed yet")),
+            ..self
         }
     }
 
@@ -91,12 +104,18 @@ impl Subscription {
                 None => match self.broker.consume(&self.queue, self.options).await {
                     Ok(consumer) => {
                         self.consumer = Some(consumer);
+                        if let Some(consuming) = &self.consuming {
+                            consuming.met();
+                        }
                         continue;
                     }
                     Err(error) => error.to_string(),
                 },
             };
             self.consumer = None;
+            if let Some(consuming) = &self.consuming {
+                consuming.missing(&failure);
+            }
             warn!(queue = self.queue, failure, "consuming again");
             pause(&self.shutdown, pauses.next().unwrap_or_default()).await;
         }

@@ -99,6 +99,11 @@ impl LeaseConfig {
                 "must be at least 10",
             ),
             (
+                self.not_after_ms > self.slot_wait_ms,
+                "leases.not_after_ms",
+                "must be greater than leases.slot_wait_ms, or a dispatch runs out while it waits for a slot",
+            ),
+            (
                 self.slot_wait_ms >= 10,
                 "leases.slot_wait_ms",
                 "must be at least 10",

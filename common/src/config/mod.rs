@@ -6,6 +6,7 @@ mod dispatcher;
 mod leases;
 mod load;
 mod relay;
+mod telemetry;
 mod worker;
 
 pub use api::ApiConfig;
@@ -13,6 +14,7 @@ pub use dispatcher::{BalancerStrategy, BalancerWeights, DispatcherConfig};
 pub use leases::LeaseConfig;
 pub use load::{ConfigError, load};
 pub use relay::{InvalidNetwork, Network, RelayConfig};
+pub use telemetry::{ListenAt, TelemetryConfig};
 pub use worker::WorkerConfig;
 
 use serde::{Deserialize, Serialize};
@@ -48,12 +50,36 @@ impl Config {
     /// # Errors
     /// [`ConfigError::Invalid`] naming the first key whose value cannot work, and what would.
     pub fn validate(&self) -> Result<(), ConfigError> {
+        self.store.validate()?;
+        self.broker.validate()?;
         self.leases.validate()?;
         self.coordination.validate(&self.leases)?;
         self.api.validate()?;
         self.dispatcher.validate()?;
         self.relay.validate()?;
-        self.worker.validate()
+        self.worker.validate()?;
+        self.telemetry.validate()
+    }
+
+    /// Checks what a role of a cluster needs besides: a database that several processes can share.
+    ///
+    /// # Errors
+    /// [`ConfigError::Invalid`].
+    pub fn validate_for_cluster(&self) -> Result<(), ConfigError> {
+        self.validate()?;
+        load::check(&[
+            (
+                !self.store.url.reveal().starts_with("sqlite:"),
+                "store.url",
+                "must be mysql://…: the embedded database serves only `isocost standalone`",
+            ),
+            (
+                self.coordination.url.reveal().starts_with("redis://")
+                    || self.coordination.url.reveal().starts_with("rediss://"),
+                "coordination.url",
+                "must start with redis:// or rediss://",
+            ),
+        ])
     }
 }
 
@@ -65,6 +91,29 @@ pub struct StoreConfig {
     pub url: Secret,
     /// Connections of this process. Default 16.
     pub max_connections: u32,
+    /// How long a role that starts waits for the database and its tables before it gives up, in milliseconds.
+    /// Default 60,000.
+    pub start_wait_ms: u64,
+}
+
+impl StoreConfig {
+    fn validate(&self) -> Result<(), ConfigError> {
+        let url = self.url.reveal();
+        load::check(&[
+            (
+                ["mysql://", "mariadb://", "sqlite:"]
+                    .iter()
+                    .any(|scheme| url.starts_with(scheme)),
+                "store.url",
+                "must look like mysql://user:password@host:3306/database",
+            ),
+            (
+                (4..=1_000).contains(&self.max_connections),
+                "store.max_connections",
+                "must be between 4 and 1000",
+            ),
+        ])
+    }
 }
 
 impl Default for StoreConfig {
@@ -72,6 +121,7 @@ impl Default for StoreConfig {
         Self {
             url: Secret::new("mysql://isocost@127.0.0.1:3306/isocost"),
             max_connections: 16,
+            start_wait_ms: 60_000,
         }
     }
 }
@@ -87,6 +137,28 @@ pub struct BrokerConfig {
     /// Publish the outcome of every execution to the exchange `<namespace>.outcomes`. The same in every role. Default
     /// true; standalone mode has no outside broker and switches it off.
     pub outcomes: bool,
+}
+
+impl BrokerConfig {
+    fn validate(&self) -> Result<(), ConfigError> {
+        let url = self.url.reveal();
+        load::check(&[
+            (
+                url.starts_with("amqp://") || url.starts_with("amqps://"),
+                "broker.url",
+                "must look like amqp://user:password@host:5672/vhost",
+            ),
+            (
+                (1..=64).contains(&self.namespace.len())
+                    && self
+                        .namespace
+                        .bytes()
+                        .all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)),
+                "broker.namespace",
+                "must be 1 to 64 characters of A-Z a-z 0-9 . _ -",
+            ),
+        ])
+    }
 }
 
 impl Default for BrokerConfig {
@@ -141,29 +213,6 @@ impl Default for CoordinationConfig {
             url: Secret::new("redis://127.0.0.1:6379/0"),
             prefix: "isocost".into(),
             command_timeout_ms: 1_000,
-        }
-    }
-}
-
-/// `[telemetry]`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct TelemetryConfig {
-    /// Which log lines: a `tracing` filter. Default `info`.
-    pub log: String,
-    /// One JSON object a line instead of text. Default false.
-    pub log_json: bool,
-    /// Where `/metrics`, `/healthz` and `/readyz` of this process answer; empty for nowhere. Default empty; the API also
-    /// answers them on its own address.
-    pub listen: String,
-}
-
-impl Default for TelemetryConfig {
-    fn default() -> Self {
-        Self {
-            log: "info".into(),
-            log_json: false,
-            listen: String::new(),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! standalone mode; one contract suite runs against both. It is never the truth: whatever it says, the database's
 //! guards decide, and everything keeps its promises while it is away or flushed.
 
+pub mod doctor;
 pub mod memory;
 pub mod redis;
 

@@ -11,6 +11,7 @@ pub mod callbacks;
 pub mod claim;
 pub mod deletion;
 pub mod dialect;
+pub mod doctor;
 pub mod epoch;
 pub mod error;
 pub mod executions;

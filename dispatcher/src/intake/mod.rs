@@ -82,7 +82,9 @@ impl Intake {
     }
 
     async fn results(&self) {
-        let mut subscription = self.subscribe(self.names.results_queue());
+        let mut subscription = self
+            .subscribe(self.names.results_queue())
+            .needed(&self.ports.readiness, "results queue");
         while let Some((deliveries, acker)) = subscription.next(self.batch, LINGER).await {
             let (markers, deliveries): (Vec<_>, Vec<_>) = deliveries
                 .into_iter()

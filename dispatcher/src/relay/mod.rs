@@ -73,9 +73,18 @@ pub async fn run(config: Config, ports: Ports, shutdown: CancellationToken) -> R
     }
     let (first_sender, first) = mpsc::channel(1);
     let (retry_sender, retry) = mpsc::channel(1);
-    let lane = |queue| Subscription::new(ports.broker.clone(), queue, 2 * TICKETS as u16, shutdown.clone());
-    let first_lane = feed(lane(names.first_callbacks_queue()), first_sender);
-    let retry_lane = feed(lane(names.retry_callbacks_queue()), retry_sender);
+    let lane = |queue, name| {
+        Subscription::new(ports.broker.clone(), queue, 2 * TICKETS as u16, shutdown.clone())
+            .needed(&ports.readiness, name)
+    };
+    let first_lane = feed(
+        lane(names.first_callbacks_queue(), "first callbacks queue"),
+        first_sender,
+    );
+    let retry_lane = feed(
+        lane(names.retry_callbacks_queue(), "repeated callbacks queue"),
+        retry_sender,
+    );
     let engine = Engine::new(
         &config.relay,
         ports.clone(),

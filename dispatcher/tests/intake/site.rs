@@ -62,6 +62,7 @@ impl Site {
             store: store.clone(),
             broker: broker.clone(),
             coordination: MemoryCoordination::new(),
+            readiness: Default::default(),
         };
         let shutdown = CancellationToken::new();
         let running = tokio::spawn(isocost_dispatcher::intake::run(config, ports, shutdown.clone()));

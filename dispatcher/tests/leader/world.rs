@@ -89,6 +89,7 @@ impl World {
             store: self.store.clone(),
             broker: self.broker.connect(),
             coordination: self.coordination.clone(),
+            readiness: Default::default(),
         }
     }
 

@@ -139,6 +139,7 @@ impl Site {
             store: self.store.clone(),
             broker: self.line.relay.clone(),
             coordination: MemoryCoordination::new(),
+            readiness: Default::default(),
         };
         let shutdown = CancellationToken::new();
         let running = tokio::spawn(isocost_dispatcher::relay::run(

@@ -201,6 +201,7 @@ impl Site {
             store: self.store.clone(),
             broker: broker.clone(),
             coordination: MemoryCoordination::new(),
+            readiness: Default::default(),
         };
         let shutdown = CancellationToken::new();
         let running = tokio::spawn(isocost_dispatcher::relay::run(

@@ -1,9 +1,15 @@
-//! Why standalone mode could not start, or stopped.
+//! Why a process of Isocost could not start, or stopped.
 
-use isocost_common::{store::FolderLockError, store::StoreError, telemetry::TelemetryError};
+use isocost_common::{
+    config::ConfigError,
+    connect::{ConnectError, StoreUnusable},
+    observe::ObserveError,
+    store::{FolderLockError, StoreError},
+    telemetry::TelemetryError,
+};
 use std::{net::SocketAddr, path::PathBuf};
 
-/// Why standalone mode could not start, or stopped by itself.
+/// Why standalone mode or a role of a cluster could not start, or stopped by itself.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The data folder cannot be used.
@@ -34,6 +40,21 @@ pub enum Error {
     /// The database failed at start.
     #[error("preparing the database")]
     Store(#[from] StoreError),
+    /// The configuration does not do for a role of a cluster.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Nothing was asked for.
+    #[error("no role was named; there are api, dispatcher, relay and worker")]
+    NoRole,
+    /// The address for metrics and health cannot be had.
+    #[error(transparent)]
+    Observe(#[from] ObserveError),
+    /// The URL of a service cannot be used.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The database cannot be worked with.
+    #[error(transparent)]
+    StoreUnusable(#[from] StoreUnusable),
     /// The API stopped.
     #[error("the API")]
     Api(#[from] isocost_api::Error),
