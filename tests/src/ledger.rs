@@ -1,12 +1,22 @@
 //! What jobs did, written down outside the product: a line for every run of the handler `ledger`.
 
-use anyhow::{Context, Result};
-use std::collections::HashMap;
+use anyhow::{Context, Result, bail};
+use std::collections::{BTreeMap, HashMap};
 use std::{fs, io, path::PathBuf};
 
-/// The file to which every run appends the execution's id and the attempt.
+/// The file to which every run appends the execution's id and the attempt, and on a cluster the worker and
+/// the instant.
 pub struct Ledger {
     file: PathBuf,
+}
+
+/// One run on a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    /// Where.
+    pub worker: String,
+    /// When it began, in milliseconds since the Unix epoch.
+    pub at_ms: i64,
 }
 
 impl Ledger {
@@ -21,12 +31,48 @@ impl Ledger {
     pub fn runs(&self) -> Result<HashMap<String, Vec<u32>>> {
         let mut runs: HashMap<String, Vec<u32>> = HashMap::new();
         for line in self.text()?.lines() {
-            let (execution, attempt) = line
-                .split_once(' ')
-                .with_context(|| format!("torn line `{line}`"))?;
+            let mut words = line.split(' ');
+            let (Some(execution), Some(attempt)) = (words.next(), words.next()) else {
+                bail!("torn line `{line}`");
+            };
             runs.entry(execution.to_owned())
                 .or_default()
                 .push(attempt.parse()?);
+        }
+        Ok(runs)
+    }
+
+    /// How many runs each worker of a cluster wrote.
+    ///
+    /// # Errors
+    /// When the file has something else in it.
+    pub fn runs_by_worker(&self) -> Result<BTreeMap<String, usize>> {
+        let mut runs: BTreeMap<String, usize> = BTreeMap::new();
+        for line in self.text()?.lines() {
+            let worker = line
+                .split(' ')
+                .nth(2)
+                .with_context(|| format!("no worker in `{line}`"))?;
+            *runs.entry(worker.to_owned()).or_default() += 1;
+        }
+        Ok(runs)
+    }
+
+    /// Every run on a cluster by execution, in the order in which they began.
+    ///
+    /// # Errors
+    /// When the file has something else in it.
+    pub fn details(&self) -> Result<HashMap<String, Vec<Run>>> {
+        let mut runs: HashMap<String, Vec<Run>> = HashMap::new();
+        for line in self.text()?.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [execution, _, worker, at_ms] = words[..] else {
+                bail!("torn line `{line}`");
+            };
+            runs.entry(execution.to_owned()).or_default().push(Run {
+                worker: worker.to_owned(),
+                at_ms: at_ms.parse()?,
+            });
         }
         Ok(runs)
     }

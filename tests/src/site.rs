@@ -261,19 +261,19 @@ impl Process {
 }
 
 /// The `isocost` program: `ISOCOST_BIN`, else what was built beside the test.
-fn isocost() -> PathBuf {
+pub(crate) fn isocost() -> PathBuf {
     env::var_os("ISOCOST_BIN").map_or_else(|| beside_this_test("isocost"), PathBuf::from)
 }
 
 /// Tests lie in target/debug/deps, programs in target/debug.
-fn beside_this_test(name: &str) -> PathBuf {
+pub(crate) fn beside_this_test(name: &str) -> PathBuf {
     let test = env::current_exe().unwrap_or_default();
     let folder = test.parent().and_then(Path::parent).unwrap_or(Path::new("."));
     folder.join(name)
 }
 
 /// The HTTP client takes the provider of the process; there is none by default.
-fn install_tls_provider() {
+pub(crate) fn install_tls_provider() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         // An error means that there is one.

@@ -1,9 +1,10 @@
-//! The program from outside: one module a topic. `./test` runs those that load the machine (`big_tables`, `kill_loop`,
-//! `submit_many`) and those that measure time (`latency`) apart from the others, by the names of their modules.
+//! The program from outside: one module a topic. `./test` runs those that load the machine (`big_tables`, `cluster`,
+//! `kill_loop`, `submit_many`) and those that measure time (`latency`) apart from the others, by the names of their modules.
 
 mod access;
 mod big_tables;
 mod cases;
+mod cluster;
 mod concurrency;
 mod crash;
 mod drain;

@@ -1,0 +1,200 @@
+//! A cluster on this machine: private servers, and real processes of every role.
+
+mod process;
+mod servers;
+
+pub use process::{Process, Role};
+pub use servers::{RabbitMq, Servers};
+
+use crate::{
+    api::Api,
+    ledger::Ledger,
+    port::free_port,
+    site::{beside_this_test, install_tls_provider, isocost},
+};
+use anyhow::{Context, Result, ensure};
+use std::{env, fs, path::PathBuf, process::Stdio};
+use tempfile::TempDir;
+use tokio::process::Command;
+
+/// The servers of a cluster, its configuration and the files its processes leave.
+pub struct Cluster {
+    servers: Servers,
+    folder: TempDir,
+    environment: Vec<(String, String)>,
+}
+
+impl Cluster {
+    /// Starts the servers and makes the tables. With `ISOCOST_TEST_KEEP` set, its folder stays after the test.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub async fn new() -> Result<Self> {
+        let cluster = Self::without_tables().await?;
+        cluster.migrate().await?;
+        Ok(cluster)
+    }
+
+    /// Starts the servers only.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub async fn without_tables() -> Result<Self> {
+        install_tls_provider();
+        let mut folder = tempfile::Builder::new().prefix("isocost-cluster.").tempdir()?;
+        if env::var_os("ISOCOST_TEST_KEEP").is_some() {
+            folder.disable_cleanup(true);
+            eprintln!("the logs are in {}", folder.path().display());
+        }
+        let servers = Servers::start().await?;
+        let environment = servers
+            .environment()
+            .into_iter()
+            .chain(
+                [
+                    ("ISOCOST__RELAY__ALLOWED_NETWORKS", r#"["127.0.0.0/8"]"#),
+                    ("ISOCOST__WORKER__LISTEN", "127.0.0.1:0"),
+                    ("ISOCOST__WORKER__ADVERTISE", "127.0.0.1"),
+                ]
+                .map(|(name, value)| (name, value.to_owned())),
+            )
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect();
+        Ok(Self {
+            servers,
+            folder,
+            environment,
+        })
+    }
+
+    /// With a configuration key for every process that starts from now on, such as `ISOCOST__LEASES__HEARTBEAT_MS`.
+    #[must_use]
+    pub fn with(mut self, variable: &str, value: &str) -> Self {
+        self.environment.push((variable.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// With leases a sixth as long as by default, so that a death is noticed within three seconds.
+    #[must_use]
+    pub fn with_short_leases(self) -> Self {
+        self.with("ISOCOST__LEASES__HEARTBEAT_MS", "500")
+            .with("ISOCOST__COORDINATION__COMMAND_TIMEOUT_MS", "500")
+            .with("ISOCOST__LEASES__WORKER_CANCEL_MS", "1700")
+            .with("ISOCOST__LEASES__WORKER_EXIT_MS", "2500")
+            .with("ISOCOST__LEASES__DEAD_AFTER_MS", "2600")
+            .with("ISOCOST__LEASES__LOCK_TTL_MS", "2000")
+    }
+
+    /// The servers behind it.
+    #[must_use]
+    pub const fn servers(&self) -> &Servers {
+        &self.servers
+    }
+
+    /// `isocost migrate`, which writes the admin key.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub async fn migrate(&self) -> Result<()> {
+        let key_file = self.key_file();
+        let arguments = ["migrate", "--admin-key-file"].map(Into::into);
+        let (success, said) = self
+            .run(arguments.into_iter().chain([key_file.into_os_string()]))
+            .await?;
+        ensure!(success, "isocost migrate: {said}");
+        Ok(())
+    }
+
+    /// Runs a command of the program to its end: whether it succeeded, and what it printed.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub async fn run(
+        &self,
+        arguments: impl IntoIterator<Item = std::ffi::OsString>,
+    ) -> Result<(bool, String)> {
+        let output = Command::new(isocost())
+            .args(arguments)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .output()
+            .await
+            .context("starting the program; is it built? `./test` does that")?;
+        let said = [output.stdout, output.stderr].concat();
+        Ok((
+            output.status.success(),
+            String::from_utf8_lossy(&said).into_owned(),
+        ))
+    }
+
+    /// Starts a process of a role and waits until it is ready. `name` is that of the worker, and of its log.
+    ///
+    /// # Errors
+    /// When it ends, or is not ready in time; with the end of its log.
+    pub async fn start(&self, role: Role, name: &str) -> Result<Process> {
+        self.start_with(role, name, &[]).await
+    }
+
+    /// As [`Cluster::start`], with more configuration for this process.
+    ///
+    /// # Errors
+    /// As [`Cluster::start`].
+    pub async fn start_with(&self, role: Role, name: &str, more: &[(&str, &str)]) -> Result<Process> {
+        let mut process = self.spawn(role, name, more)?;
+        process.wait_until_ready().await?;
+        Ok(process)
+    }
+
+    /// Starts a process of a role and does not wait.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn(&self, role: Role, name: &str, more: &[(&str, &str)]) -> Result<Process> {
+        let mut environment = self.environment.clone();
+        environment.extend(
+            more.iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
+        );
+        let mut set = |name: &str, value: String| environment.push((name.to_owned(), value));
+        set(
+            "ISOCOST_LEDGER_FILE",
+            self.folder.path().join("ledger").display().to_string(),
+        );
+        let (port, health_port) = (free_port(), free_port());
+        set("ISOCOST__TELEMETRY__LISTEN", format!("127.0.0.1:{health_port}"));
+        set("ISOCOST__API__LISTEN", format!("127.0.0.1:{port}"));
+        set("ISOCOST__WORKER__ID", name.to_owned());
+        let program = match role {
+            Role::LedgerWorker => beside_this_test("worker-with-ledger"),
+            _ => isocost(),
+        };
+        Process::spawn(process::Plan {
+            program,
+            arguments: role.arguments(),
+            environment,
+            log: self.folder.path().join(format!("{name}.log")),
+            api_port: role.has_api().then_some(port),
+            health_port,
+        })
+    }
+
+    /// A client of an API process, as the administrator.
+    ///
+    /// # Errors
+    /// When the process is no API.
+    pub fn api(&self, process: &Process) -> Result<Api> {
+        let key = fs::read_to_string(self.key_file()).context("reading the admin key")?;
+        Api::new(&process.api_url()?, key.trim())
+    }
+
+    /// What jobs of the handler `ledger` wrote, on all workers and in all their lives.
+    #[must_use]
+    pub fn ledger(&self) -> Ledger {
+        Ledger::at(self.folder.path().join("ledger"))
+    }
+
+    fn key_file(&self) -> PathBuf {
+        self.folder.path().join("admin.key")
+    }
+}

@@ -1,0 +1,249 @@
+//! One process of a role: started, looked at, killed, frozen, stopped, started again.
+
+use crate::patience::eventually;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+use tokio::{
+    process::{Child, Command},
+    time::timeout,
+};
+
+/// Longest time from the start of a program to being ready; a build server may be slow.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// Longest orderly stop: the worker's grace, and some more.
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+const LOG_LINES: usize = 40;
+
+/// What a process does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// `isocost api`.
+    Api,
+    /// `isocost dispatcher`.
+    Dispatcher,
+    /// `isocost relay`.
+    Relay,
+    /// `isocost worker`: the built-in handlers.
+    Worker,
+    /// A program of its own with the handler `ledger`.
+    LedgerWorker,
+    /// `isocost run` with all four roles.
+    All,
+}
+
+impl Role {
+    pub(super) const fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Api => &["api"],
+            Self::Dispatcher => &["dispatcher"],
+            Self::Relay => &["relay"],
+            Self::Worker => &["worker"],
+            Self::LedgerWorker => &[],
+            Self::All => &["run", "api", "dispatcher", "relay", "worker"],
+        }
+    }
+
+    pub(super) const fn has_api(self) -> bool {
+        matches!(self, Self::Api | Self::All)
+    }
+}
+
+/// How a process is started, also again.
+#[derive(Clone)]
+pub(super) struct Plan {
+    pub(super) program: PathBuf,
+    pub(super) arguments: &'static [&'static str],
+    pub(super) environment: Vec<(String, String)>,
+    pub(super) log: PathBuf,
+    pub(super) api_port: Option<u16>,
+    pub(super) health_port: u16,
+}
+
+/// A process that was started. Dropped, it is killed.
+pub struct Process {
+    plan: Plan,
+    child: Child,
+}
+
+impl Process {
+    pub(super) fn spawn(plan: Plan) -> Result<Self> {
+        let log = File::options().create(true).append(true).open(&plan.log)?;
+        let child = Command::new(&plan.program)
+            .args(plan.arguments)
+            .envs(plan.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| {
+                format!(
+                    "starting {}; is it built? `./test` does that",
+                    plan.program.display()
+                )
+            })?;
+        Ok(Self { plan, child })
+    }
+
+    /// Waits until `/readyz` says so.
+    ///
+    /// # Errors
+    /// When it ends, or is not ready in time; with the end of its log.
+    pub async fn wait_until_ready(&mut self) -> Result<()> {
+        let ended = eventually("the process is ready", START_LIMIT, async || {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(Some(Some(status)));
+            }
+            let (ready, said) = self.readiness().await?;
+            ensure!(ready, "{said}");
+            Ok(Some(None))
+        })
+        .await;
+        let why = match ended {
+            Ok(None) => return Ok(()),
+            Ok(Some(status)) => anyhow!("the process ended with {status}"),
+            Err(error) => error,
+        };
+        bail!("{why:#}; its log ends:\n{}", self.log_tail())
+    }
+
+    /// Whether `/readyz` says ready, and what it says.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn readiness(&self) -> Result<(bool, Value)> {
+        let answer = reqwest::get(self.health_url("readyz")).await?;
+        Ok((answer.status().is_success(), answer.json().await?))
+    }
+
+    /// The sum of a metric over its labels; 0 when it was not recorded yet.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn metric(&self, name: &str) -> Result<f64> {
+        let text = reqwest::get(self.health_url("metrics")).await?.text().await?;
+        let values = text.lines().filter_map(|line| {
+            let rest = line.strip_prefix(name)?;
+            let is_name = rest.starts_with([' ', '{']);
+            rest.rsplit(' ').next().filter(|_| is_name)?.parse::<f64>().ok()
+        });
+        Ok(values.sum())
+    }
+
+    /// Whether this dispatcher leads.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn is_leader(&self) -> Result<bool> {
+        Ok(self.metric("isocost_leader").await? > 0.0)
+    }
+
+    /// Where the API is.
+    ///
+    /// # Errors
+    /// When this is no API.
+    pub fn api_url(&self) -> Result<String> {
+        let port = self.plan.api_port.context("this process is no API")?;
+        Ok(format!("http://127.0.0.1:{port}"))
+    }
+
+    /// Ends it as a crash would: `kill -9`.
+    ///
+    /// # Errors
+    /// When it cannot be killed.
+    pub async fn kill(&mut self) -> Result<()> {
+        Ok(self.child.kill().await?)
+    }
+
+    /// Freezes it: it holds what it holds and does nothing.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn freeze(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets it go on.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn thaw(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    /// SIGTERM, without waiting.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn terminate(&self) -> Result<()> {
+        self.signal(Signal::TERM)
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// When it does not end in time, with the end of its log.
+    pub async fn ended(&mut self) -> Result<ExitStatus> {
+        match timeout(STOP_LIMIT, self.child.wait()).await {
+            Ok(status) => Ok(status?),
+            Err(_) => bail!("the process does not end; its log ends:\n{}", self.log_tail()),
+        }
+    }
+
+    /// Stops it in good order: SIGTERM, and waits for its end.
+    ///
+    /// # Errors
+    /// When it does not end in time, or ends with an error.
+    pub async fn stop(&mut self) -> Result<()> {
+        self.terminate()?;
+        let status = self.ended().await?;
+        ensure!(
+            status.success(),
+            "it ended with {status}; its log ends:\n{}",
+            self.log_tail()
+        );
+        Ok(())
+    }
+
+    /// Starts it again, on the same ports, and waits until it is ready.
+    ///
+    /// # Errors
+    /// As [`Process::wait_until_ready`].
+    pub async fn restart(&mut self) -> Result<()> {
+        *self = Self::spawn(self.plan.clone())?;
+        self.wait_until_ready().await
+    }
+
+    /// What it logged in all its lives.
+    ///
+    /// # Errors
+    /// When that cannot be read.
+    pub fn log(&self) -> Result<String> {
+        Ok(fs::read_to_string(&self.plan.log)?)
+    }
+
+    /// The end of it, for messages.
+    #[must_use]
+    pub fn log_tail(&self) -> String {
+        let log = self.log().unwrap_or_default();
+        let skipped = log.lines().count().saturating_sub(LOG_LINES);
+        log.lines().skip(skipped).collect::<Vec<_>>().join("\n")
+    }
+
+    fn health_url(&self, path: &str) -> String {
+        format!("http://127.0.0.1:{}/{path}", self.plan.health_port)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let id = self.child.id().context("the process has ended")?;
+        let id = Pid::from_raw(i32::try_from(id)?).context("no process")?;
+        Ok(kill_process(id, signal)?)
+    }
+}

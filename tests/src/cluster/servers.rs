@@ -1,0 +1,102 @@
+//! The private servers of a cluster.
+
+use anyhow::Result;
+use isocost_common::{
+    config::{BrokerConfig, Secret},
+    test_support::{MariadbServer, RedisServer, rabbitmq_server::RabbitMqServer},
+};
+use tokio::sync::Mutex;
+
+/// RabbitMQ, Redis and MariaDB, each on a port of its own; they end with this.
+pub struct Servers {
+    /// The broker; what is durable survives its restart.
+    pub rabbitmq: RabbitMq,
+    /// The coordination service; it restarts empty.
+    pub redis: RedisServer,
+    /// The database, with the durable settings of production.
+    pub mariadb: MariadbServer,
+}
+
+/// A node that several tasks of a test may stop and start.
+pub struct RabbitMq {
+    node: Mutex<RabbitMqServer>,
+    url: String,
+}
+
+impl RabbitMq {
+    async fn start() -> Result<Self> {
+        let node = RabbitMqServer::start().await?;
+        Ok(Self {
+            url: node.url(),
+            node: Mutex::new(node),
+        })
+    }
+
+    /// How to reach it.
+    #[must_use]
+    pub fn config(&self) -> BrokerConfig {
+        BrokerConfig {
+            url: Secret::new(&self.url),
+            ..BrokerConfig::default()
+        }
+    }
+
+    /// Ends it as an operator does.
+    ///
+    /// # Errors
+    /// When it does not stop.
+    pub async fn stop(&self) -> Result<()> {
+        self.node.lock().await.stop().await
+    }
+
+    /// Ends it as a crash does.
+    ///
+    /// # Errors
+    /// When it cannot be killed.
+    pub async fn kill(&self) -> Result<()> {
+        self.node.lock().await.kill().await
+    }
+
+    /// Starts it again on the same port and data.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn restart(&self) -> Result<()> {
+        self.node.lock().await.run().await
+    }
+
+    /// `rabbitmqctl`; what it printed.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub async fn ctl(&self, arguments: &[&str]) -> Result<String> {
+        self.node.lock().await.ctl(arguments).await
+    }
+}
+
+impl Servers {
+    /// Starts all three, at once.
+    ///
+    /// # Errors
+    /// When one does not start; `./test` installs what is missing.
+    pub async fn start() -> Result<Self> {
+        let (rabbitmq, redis, mariadb) =
+            tokio::try_join!(RabbitMq::start(), RedisServer::start(), MariadbServer::start(&[]))?;
+        Ok(Self {
+            rabbitmq,
+            redis,
+            mariadb,
+        })
+    }
+
+    pub(super) fn environment(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("ISOCOST__STORE__URL", self.mariadb.options().url),
+            ("ISOCOST__BROKER__URL", self.rabbitmq.url.clone()),
+            (
+                "ISOCOST__COORDINATION__URL",
+                self.redis.config().url.reveal().to_owned(),
+            ),
+        ]
+    }
+}

@@ -1,0 +1,164 @@
+//! A service is away: what can be accepted is accepted, nothing hangs, and everything catches up by itself.
+
+use super::{all_succeed, ledger};
+use anyhow::{Context, Result, ensure};
+use isocost_tests::api::{Api, text};
+use isocost_tests::cluster::{Cluster, Role};
+use isocost_tests::jobs::{LONG, with};
+use isocost_tests::patience::eventually;
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+use tokio::time::{interval, sleep};
+
+/// A hundred a second.
+const PACE: Duration = Duration::from_millis(10);
+const PRODUCED: usize = 1_500;
+const BACK_TO_NORMAL: Duration = Duration::from_secs(60);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_are_accepted_and_run_whatever_is_away() -> Result<()> {
+    let cluster = Cluster::new().await?;
+    cluster.servers().rabbitmq.stop().await?;
+    cluster.servers().redis.stop().await?;
+    let api_process = cluster.start(Role::Api, "api").await?;
+    let api = cluster.api(&api_process)?;
+    let mut processes = vec![
+        cluster.spawn(Role::Dispatcher, "dispatcher", &[])?,
+        cluster.spawn(Role::LedgerWorker, "worker", &[])?,
+    ];
+    wk09_a_submission_without_a_broker_is_answered_and_runs_later(&cluster, &api).await?;
+    for process in &mut processes {
+        process.wait_until_ready().await?;
+    }
+    wk07_nothing_hangs_when_the_broker_goes_away(&cluster, &api).await?;
+    nothing_is_half_stored_without_the_database(&cluster, &api).await?;
+    for process in &mut processes {
+        process.stop().await?;
+    }
+    Ok(())
+}
+
+async fn wk09_a_submission_without_a_broker_is_answered_and_runs_later(
+    cluster: &Cluster,
+    api: &Api,
+) -> Result<()> {
+    let mut ids = Vec::new();
+    for _ in 0..10 {
+        let from = Instant::now();
+        let answer = api.post("/openapi/jobs", &ledger(0)).await?;
+        assert_eq!(answer.status, StatusCode::ACCEPTED, "{}", answer.text);
+        assert!(from.elapsed() < Duration::from_secs(5), "{:?}", from.elapsed());
+        ids.push(text(&answer.json(), "jobId")?);
+    }
+    let health = api.get("/readyz").await?;
+    assert_eq!(health.status, StatusCode::OK, "{}", health.text);
+    assert_eq!(health.json()["broker"], "down", "{}", health.text);
+    let stored = api.jobs(&ids).await?;
+    assert!(stored.iter().all(|job| job["status"] == "WAITING"), "{stored:?}");
+
+    cluster.servers().rabbitmq.restart().await?;
+    cluster.servers().redis.restart().await?;
+    let from = Instant::now();
+    all_succeed(api, &ids, BACK_TO_NORMAL).await?;
+    println!(
+        "broker and Redis are back → the waiting jobs had run: {:.1?}",
+        from.elapsed()
+    );
+    ran_once(cluster, ids.len())
+}
+
+async fn wk07_nothing_hangs_when_the_broker_goes_away(cluster: &Cluster, api: &Api) -> Result<()> {
+    let before = cluster.ledger().runs()?.len();
+    let rabbitmq = &cluster.servers().rabbitmq;
+    let breaking = async {
+        sleep(Duration::from_secs(2)).await;
+        rabbitmq.kill().await?;
+        sleep(Duration::from_secs(2)).await;
+        rabbitmq.restart().await?;
+        sleep(Duration::from_secs(1)).await;
+        rabbitmq.stop().await?;
+        sleep(Duration::from_secs(1)).await;
+        rabbitmq.restart().await
+    };
+    let (produced, broken) = tokio::join!(produce(api), breaking);
+    broken?;
+    let (ids, slowest) = produced?;
+    println!("{PRODUCED} submissions while the broker died and stopped: the slowest took {slowest:.2?}");
+    assert!(slowest < Duration::from_secs(5), "{slowest:?}");
+    let from = Instant::now();
+    all_succeed(api, &ids, BACK_TO_NORMAL).await?;
+    println!("and all had run {:.1?} later", from.elapsed());
+    ran_once(cluster, before + PRODUCED)
+}
+
+/// Submits at a steady pace whatever comes back; the ids, and the longest time to an answer.
+async fn produce(api: &Api) -> Result<(Vec<String>, Duration)> {
+    let mut pace = interval(PACE);
+    let mut requests = JoinSet::new();
+    for _ in 0..PRODUCED {
+        pace.tick().await;
+        let api = api.clone();
+        requests.spawn(async move {
+            let from = Instant::now();
+            let answer = api.post("/openapi/jobs", &ledger(0)).await?;
+            ensure!(
+                answer.status == StatusCode::ACCEPTED,
+                "{}: {}",
+                answer.status,
+                answer.text
+            );
+            Ok((text(&answer.json(), "jobId")?, from.elapsed()))
+        });
+    }
+    let answered: Vec<(String, Duration)> = requests.join_all().await.into_iter().collect::<Result<_>>()?;
+    let slowest = answered.iter().map(|(_, took)| *took).max().context("requests")?;
+    Ok((answered.into_iter().map(|(id, _)| id).collect(), slowest))
+}
+
+fn ran_once(cluster: &Cluster, executions: usize) -> Result<()> {
+    let runs = cluster.ledger().runs()?;
+    let again: Vec<_> = runs.iter().filter(|(_, attempts)| attempts.len() > 1).collect();
+    assert_eq!((runs.len(), again.len()), (executions, 0), "{again:?}");
+    Ok(())
+}
+
+async fn nothing_is_half_stored_without_the_database(cluster: &Cluster, api: &Api) -> Result<()> {
+    cluster.servers().mariadb.kill().await?;
+    let keyed = |number: usize| {
+        with(
+            ledger(0),
+            json!({ "clientRequestId": format!("during-{number}") }),
+        )
+    };
+    for number in 0..5 {
+        let from = Instant::now();
+        let answer = api.post("/openapi/jobs", &keyed(number)).await?;
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{}", answer.text);
+        assert!(answer.headers.contains_key("retry-after"), "{:?}", answer.headers);
+        assert!(from.elapsed() < Duration::from_secs(15), "{:?}", from.elapsed());
+    }
+    assert_eq!(api.get("/readyz").await?.status, StatusCode::SERVICE_UNAVAILABLE);
+
+    cluster.servers().mariadb.restart().await?;
+    eventually("the API is ready again", LONG, async || {
+        let answer = api.get("/readyz").await?;
+        Ok(answer.status.is_success().then_some(()))
+    })
+    .await?;
+    let mut ids = HashSet::new();
+    for number in 0..5 {
+        let answer = api.post("/openapi/jobs", &keyed(number)).await?;
+        let said: Value = answer.json();
+        assert_eq!(
+            (answer.status, &said["replayed"]),
+            (StatusCode::ACCEPTED, &json!(false)),
+            "what was refused had been stored: {said}"
+        );
+        ids.insert(text(&said, "jobId")?);
+    }
+    let ids: Vec<String> = ids.into_iter().collect();
+    all_succeed(api, &ids, BACK_TO_NORMAL).await
+}
