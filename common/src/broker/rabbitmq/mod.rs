@@ -135,11 +135,13 @@ impl Broker for RabbitBroker {
         if total == 0 {
             return Vec::new();
         }
+        // Counted only once it is certain to arrive: a caller may give up before.
+        let Ok(place) = lane.batches.reserve().await else {
+            return unknown();
+        };
         lane.load.fetch_add(total, Ordering::Relaxed);
         let (answer, outcomes) = oneshot::channel();
-        if lane.batches.send(Batch { publications, answer }).await.is_err() {
-            return unknown();
-        }
+        place.send(Batch { publications, answer });
         // A lane that ended first answers nothing.
         outcomes.await.unwrap_or_else(|_| unknown())
     }
