@@ -9,10 +9,9 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use futures_util::FutureExt;
 use isocost_common::id::MessageId;
 use metrics::{counter, histogram};
-use std::{panic::AssertUnwindSafe, time::Instant};
+use std::time::Instant;
 use tracing::{debug, error};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -28,7 +27,9 @@ pub(crate) async fn wrap(request: Request, next: Next) -> Response {
         .get::<MatchedPath>()
         .map_or_else(|| "unknown".to_owned(), |matched| matched.as_str().to_owned());
     let request_id = given_id(&request).unwrap_or_else(|| MessageId::generate().to_string());
-    let mut response = match AssertUnwindSafe(next.run(request)).catch_unwind().await {
+    // In a task of its own, which goes on when the client hangs up: what a handler has begun with the database is then
+    // brought to its end, and not dropped in the middle.
+    let mut response = match tokio::spawn(next.run(request)).await {
         Ok(response) => response,
         Err(_) => {
             error!(request_id, path, "a handler panicked; see the line above");
@@ -99,6 +100,46 @@ mod tests {
         assert_eq!(answer.headers()["content-type"], "application/problem+json");
         let body = answer.text().await.expect("a body");
         assert!(body.contains("requestId") && !body.contains("secret"), "{body}");
+        serving.abort();
+    }
+
+    #[tokio::test]
+    async fn a_request_goes_on_when_its_client_hangs_up() {
+        let (begun, has_begun) = tokio::sync::oneshot::channel::<()>();
+        let (ended, has_ended) = tokio::sync::oneshot::channel::<()>();
+        let (go_on, may_go_on) = tokio::sync::oneshot::channel::<()>();
+        let once = std::sync::Mutex::new(Some((begun, may_go_on, ended)));
+        let once = std::sync::Arc::new(once);
+        let slow = get(async move || {
+            let taken = once.lock().ok().and_then(|mut once| once.take());
+            if let Some((begun, may_go_on, ended)) = taken {
+                let _ = begun.send(());
+                let _ = may_go_on.await;
+                let _ = ended.send(());
+            }
+        });
+        let router = Router::new()
+            .route("/slow", slow)
+            .layer(middleware::from_fn(wrap));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0")
+            .await
+            .expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let serving = tokio::spawn(async move { axum::serve(listener, router).await });
+        let mut client = tokio::net::TcpStream::connect(address)
+            .await
+            .expect("a connection");
+        let request = b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n";
+        tokio::io::AsyncWriteExt::write_all(&mut client, request)
+            .await
+            .expect("sent");
+        has_begun.await.expect("the handler begins");
+        client.set_zero_linger().expect("an option");
+        drop(client);
+        // The server notices within a moment, and would drop the handler.
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        go_on.send(()).expect("the handler is still there");
+        has_ended.await.expect("the handler ends");
         serving.abort();
     }
 }

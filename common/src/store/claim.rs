@@ -144,7 +144,8 @@ pub async fn lock_due(
     let lock = tx.dialect().for_update_skip_locked();
     let sql = |columns: &str, lock: &str| {
         let sql = format!(
-            "select {columns} from job_info where status = {} and next_trigger_time <= ?
+            "select {columns} from job_info /*! force index (idx_status_next_time) */
+              where status = {} and next_trigger_time <= ?
               order by next_trigger_time limit ?{lock}",
             JobStatus::Waiting.code()
         );
@@ -341,7 +342,7 @@ pub async fn standing_firings(
     let mut standing = HashSet::new();
     for chunk in key_chunks(jobs) {
         let sql = format!(
-            "select distinct job_id, scheduled_time from job_execution
+            "select distinct job_id, scheduled_time from job_execution /*! force index (uq_execution) */
               where trigger_key = '' and scheduled_time >= ? and job_id in ({})",
             placeholders(chunk.len(), 0)
         );
@@ -367,7 +368,8 @@ pub async fn due_executions(
     limit: u32,
 ) -> Result<Vec<ExecutionId>, StoreError> {
     let sql = format!(
-        "select id from job_execution where status = {} and not_before <= ? order by not_before limit ?",
+        "select id from job_execution /*! force index (idx_execution_due) */
+          where status = {} and not_before <= ? order by not_before limit ?",
         ExecutionStatus::Scheduled.code()
     );
     ids(
@@ -393,7 +395,7 @@ pub async fn past_start_deadline(
         ExecutionStatus::Pending,
     ] {
         let sql = format!(
-            "select id from job_execution
+            "select id from job_execution /*! force index (idx_execution_deadline) */
               where status = {} and start_deadline_at <= ? and attempt = interruptions
               order by start_deadline_at limit ?",
             status.code()

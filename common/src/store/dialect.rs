@@ -1,7 +1,18 @@
 //! What differs between SQLite and MySQL/MariaDB, and nothing else.
+//!
+//! Statements of the hot paths name their index in a comment that only MySQL and MariaDB read, `/*! force index (…) */`:
+//! their statistics are taken when a table is small, or of another shape, and a claim that sorts a million rows, or locks
+//! more than it takes, is not worth the risk.
 
 use super::StoreError;
-use sqlx::{AnyConnection, Connection as _, Executor};
+use sqlx::{AnyConnection, AssertSqlSafe, Connection as _, Executor, Row as _};
+use std::time::Duration;
+use tracing::debug;
+
+/// A connection that was unused for less long than this is taken to be alive.
+const FRESH: Duration = Duration::from_secs(1);
+/// A connection that comes back to its pool answers within this time, or is closed.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// The SQL dialect of the connected database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,6 +22,19 @@ pub enum Dialect {
     /// MySQL 8.0.17+ or MariaDB 10.6+.
     MySql,
 }
+
+/// A commit that was answered survives a power cut, not only a killed process (`full`). The writers of this process queue
+/// for its one connection, so only another process keeps the file busy: a backup, a shell.
+const SQLITE_SESSION: &[&str] = &[
+    "pragma busy_timeout = 2500",
+    "pragma journal_mode = wal",
+    "pragma synchronous = full",
+    "pragma temp_store = memory",
+    // 4 MB for each connection; the system caches the file as well.
+    "pragma cache_size = -4000",
+    "pragma wal_autocheckpoint = 4000",
+    "pragma journal_size_limit = 67108864",
+];
 
 impl Dialect {
     /// The dialect that a database URL names.
@@ -25,6 +49,16 @@ impl Dialect {
         }
     }
 
+    /// The dialect that a connection speaks.
+    #[must_use]
+    pub fn of(connection: &AnyConnection) -> Self {
+        if connection.backend_name() == "SQLite" {
+            Self::Sqlite
+        } else {
+            Self::MySql
+        }
+    }
+
     pub(super) fn connection_url(self, url: &str) -> String {
         match self {
             Self::Sqlite if url.contains('?') => url.to_owned(),
@@ -33,38 +67,66 @@ impl Dialect {
         }
     }
 
-    /// Settings every session needs before its first statement.
-    pub(super) async fn prepare_session(self, connection: &mut AnyConnection) -> Result<(), sqlx::Error> {
-        let statements: &[&str] = match self {
-            // FULL: a commit that was answered survives a power cut, not only a killed process. The writers of this
-            // process queue for its one connection, so only another process keeps the file busy: a backup, a shell.
-            Self::Sqlite => &[
-                "pragma busy_timeout = 2500",
-                "pragma journal_mode = wal",
-                "pragma synchronous = full",
-                "pragma temp_store = memory",
-                // 4 MB for each connection; the system caches the file as well.
-                "pragma cache_size = -4000",
-                "pragma wal_autocheckpoint = 4000",
-                "pragma journal_size_limit = 67108864",
-            ],
-            Self::MySql => &[
-                "set session transaction isolation level read committed",
-                "set session innodb_lock_wait_timeout = 5",
-                "set session sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
-            ],
-        };
-        for statement in statements {
-            connection.execute(*statement).await?;
+    /// Settings every session needs before its first statement. A transaction that stands idle for `patience` is ended by
+    /// the database, so that a process that is frozen or cut off keeps its locks no longer.
+    pub(super) async fn prepare_session(
+        self,
+        connection: &mut AnyConnection,
+        patience: Duration,
+    ) -> Result<(), sqlx::Error> {
+        match self {
+            Self::Sqlite => {
+                for statement in SQLITE_SESSION {
+                    connection.execute(*statement).await?;
+                }
+            }
+            Self::MySql => {
+                let seconds = patience.as_secs().max(1);
+                // MariaDB can count idle transactions alone. MySQL counts idle sessions; the pool replaces those that it
+                // ended. A frozen process takes no answer and sends no second half of a statement, either.
+                let limits = format!(
+                    "set session innodb_lock_wait_timeout = 5, net_write_timeout = {seconds}, \
+                     net_read_timeout = {seconds}, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION' \
+                     /*M!100300 , idle_transaction_timeout = {seconds} */ /*!80000 , wait_timeout = {seconds} */"
+                );
+                connection
+                    .execute("set session transaction isolation level read committed")
+                    .await?;
+                connection.execute(AssertSqlSafe(limits)).await?;
+            }
         }
         Ok(())
     }
 
-    /// Whether a connection that comes back to its pool can be used again. After a full disk or an I/O error SQLite has
-    /// ended the transaction by itself while the driver still counts it: such a connection could never begin another.
+    /// Whether a connection from the pool, unused for so long, still leads to the database. Costs a round trip only when
+    /// there is reason to ask; one that died within the last second fails its first statement.
+    pub(super) async fn is_alive(self, connection: &mut AnyConnection, unused: Duration) -> bool {
+        match self {
+            Self::Sqlite => true,
+            Self::MySql => unused < FRESH || connection.ping().await.is_ok(),
+        }
+    }
+
+    /// Whether a connection that comes back to its pool can be used again.
+    ///
+    /// MySQL: a query whose future was dropped half way, by a timeout or because a client hung up, may leave the driver out
+    /// of step with the server: the next query would wait for ever, or take the answer to another one for its own. So the
+    /// server has to repeat what it is told. SQLite: after a full disk or an I/O error it has ended the transaction by
+    /// itself while the driver still counts it: such a connection could never begin another.
     pub(super) async fn is_reusable(self, connection: &mut AnyConnection) -> Result<bool, sqlx::Error> {
         match self {
-            Self::MySql => Ok(true),
+            Self::MySql => {
+                let said = rand::random_range(0..1_000_000_000_i64);
+                // As text: preparing it would be two questions.
+                let question = sqlx::raw_sql(AssertSqlSafe(format!("select {said}"))).fetch_one(connection);
+                let answer = tokio::time::timeout(ANSWERS_WITHIN, question).await;
+                let heard = answer.map(|row| row.and_then(|row| row.try_get::<i64, _>(0)));
+                let is_in_step = matches!(heard, Ok(Ok(heard)) if heard == said);
+                if !is_in_step {
+                    debug!(?heard, "a connection to the database is not used again");
+                }
+                Ok(is_in_step)
+            }
             Self::Sqlite => {
                 // A rollback that is under way is through when this is answered.
                 connection.ping().await?;

@@ -11,6 +11,14 @@ pub enum StoreError {
     /// The database did not answer in time, or refused the connection. Nothing was changed.
     #[error("the database is not available")]
     Unavailable(#[source] Sqlx),
+    /// The server and the URL do not agree about TLS.
+    #[error("the connection to the database: {remedy}")]
+    Tls {
+        /// What to change.
+        remedy: &'static str,
+        /// What the driver or the server said.
+        source: Sqlx,
+    },
     /// A deadlock, a lock-wait timeout or a busy database; the transaction was rolled back and may run again.
     #[error("the transaction was rolled back by the database")]
     Retryable(#[source] Sqlx),
@@ -43,6 +51,12 @@ impl StoreError {
     /// Sorts an error of the driver.
     #[must_use]
     pub fn from_sqlx(error: Sqlx) -> Self {
+        if let Some(remedy) = tls_remedy(&error) {
+            return Self::Tls {
+                remedy,
+                source: error,
+            };
+        }
         match &error {
             Sqlx::Io(_) | Sqlx::Tls(_) | Sqlx::PoolTimedOut | Sqlx::PoolClosed | Sqlx::WorkerCrashed => {
                 Self::Unavailable(error)
@@ -70,6 +84,29 @@ impl StoreError {
 impl From<Sqlx> for StoreError {
     fn from(error: Sqlx) -> Self {
         Self::from_sqlx(error)
+    }
+}
+
+const DEMANDS_TLS: &str = "the server takes this user only over TLS: add ?ssl-mode=REQUIRED to store.url";
+const OFFERS_NO_TLS: &str =
+    "the server offers no TLS: give it a certificate, or remove ssl-mode from store.url";
+const NEEDS_TLS_TO_LOG_IN: &str = "MySQL wants the password over TLS (caching_sha2_password): give the server a \
+     certificate and add ?ssl-mode=REQUIRED to store.url";
+
+/// What to do when the two sides cannot agree on TLS. Trying again would not help.
+fn tls_remedy(error: &Sqlx) -> Option<&'static str> {
+    match error {
+        // So says the driver, which is built without RSA (RUSTSEC-2023-0071).
+        Sqlx::Configuration(cause) if cause.to_string().contains("RSA auth backend") => {
+            Some(NEEDS_TLS_TO_LOG_IN)
+        }
+        Sqlx::Tls(cause) if cause.to_string().contains("does not support TLS") => Some(OFFERS_NO_TLS),
+        Sqlx::Database(cause) => {
+            let number = cause.try_downcast_ref::<MySqlDatabaseError>()?.number();
+            // Insecure transport is prohibited.
+            (number == 3159).then_some(DEMANDS_TLS)
+        }
+        _ => None,
     }
 }
 

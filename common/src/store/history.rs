@@ -31,10 +31,11 @@ pub async fn prune_executions(store: &Store, before: EpochMillis) -> Result<usiz
 }
 
 async fn prune_executions_in(tx: &mut Tx, before: EpochMillis) -> Result<usize, StoreError> {
+    // One look into an index for each. With `not exists` all deliveries that are under way would be read first.
     let sql = format!(
-        "select id as pruned_id from job_execution where finished_at < ? \
-         and not exists (select 1 from callback_delivery where callback_delivery.execution_id = job_execution.id \
-                         and callback_delivery.status < {}) \
+        "select id as pruned_id from job_execution /*! force index (idx_execution_finished) */ where finished_at < ? \
+         and (select 1 from callback_delivery where callback_delivery.execution_id = job_execution.id \
+              and callback_delivery.status < {} limit 1) is null \
          order by finished_at limit ?{}",
         DeliveryStatus::Delivered.code(),
         tx.dialect().for_update_skip_locked()
@@ -73,7 +74,7 @@ async fn prune_jobs_in(tx: &mut Tx, before: EpochMillis) -> Result<usize, StoreE
     // Ids sort by age, so the primary key leads to the oldest jobs without an index of its own for this.
     let sql = format!(
         "select id as pruned_id from job_info where id < '{}' and status in ({}) and updated_at < ? \
-         and not exists (select 1 from job_execution where job_execution.job_id = job_info.id) \
+         and (select 1 from job_execution where job_execution.job_id = job_info.id limit 1) is null \
          order by id limit ?{}",
         first_id_of(before),
         ended.join(", "),
@@ -135,16 +136,25 @@ async fn delete(connection: &mut Connection, rows: &str, keys: &[impl Display]) 
     run_with_keys(connection, sql, keys).await
 }
 
+/// By the deliveries' ids, which are read first: a DELETE with a subquery would walk the whole table.
 async fn delete_attempts(connection: &mut Connection, executions: &[ExecutionId]) -> Result<(), StoreError> {
     if executions.is_empty() {
         return Ok(());
     }
     let sql = format!(
-        "delete from callback_attempt where delivery_id in \
-         (select id from callback_delivery where execution_id in ({}))",
+        "select id from callback_delivery where execution_id in ({})",
         placeholders(executions.len(), 0)
     );
-    run_with_keys(connection, sql, executions).await
+    let mut query = sqlx::query(AssertSqlSafe(sql));
+    for execution in executions {
+        query = query.bind(execution.to_string());
+    }
+    let rows = query.fetch_all(&mut *connection).await?;
+    let deliveries: Vec<String> = rows
+        .iter()
+        .map(|row| Row(row).text("id"))
+        .collect::<Result<_, _>>()?;
+    delete(connection, "callback_attempt where delivery_id", &deliveries).await
 }
 
 async fn run_with_keys(

@@ -103,7 +103,7 @@ impl Conditions {
 
 /// Jobs that were derived as running: they hold an execution that a worker owns.
 const RUNNING_JOBS: &str =
-    "select job_id from job_execution where job_execution.app_id = ? and job_execution.status in (3, 4)";
+    "job_id from job_execution where job_execution.app_id = ? and job_execution.status in (3, 4)";
 
 /// A page of jobs, newest first, without their params (`null` stands there). `before` is the last one of the page
 /// before.
@@ -121,12 +121,13 @@ pub async fn jobs(
     match filter.status {
         Some(status @ (JobStatus::Running | JobStatus::Waiting)) => {
             conditions.and("job_info.status = ?", [Value::Int(JobStatus::Waiting.code())]);
+            // MySQL reads the hint: without it, it joins all jobs before it takes the first page of them.
             let is = if status == JobStatus::Running {
-                "in"
+                "in (select"
             } else {
-                "not in"
+                "not in (select /*+ subquery(materialization) */"
             };
-            conditions.and(&format!("job_info.id {is} ({RUNNING_JOBS})"), [app()]);
+            conditions.and(&format!("job_info.id {is} {RUNNING_JOBS})"), [app()]);
         }
         Some(status) => conditions.and("job_info.status = ?", [Value::Int(status.code())]),
         None => {}
@@ -147,7 +148,14 @@ pub async fn jobs(
         conditions.and("job_info.id < ?", [Value::Text(before.to_string())]);
     }
     let columns = jobs::columns().replace("job_info.params", "'null' as params");
-    let select = format!("select {columns} from job_info");
+    // In the order of the page; unless a label may lead to few jobs straight away.
+    let index = match (&filter.label, filter.status, &filter.handler) {
+        (Some(_), ..) => "",
+        (None, Some(_), _) => "/*! force index (idx_job_app_status) */",
+        (None, None, Some(_)) => "/*! force index (idx_job_handler) */",
+        (None, None, None) => "/*! force index (idx_job_app) */",
+    };
+    let select = format!("select {columns} from job_info {index}");
     let rows = conditions
         .fetch(connection, &select, "order by job_info.id desc", limit)
         .await?;
@@ -190,7 +198,8 @@ async fn executions_in(
     let mut conditions = match filter.job {
         Some(job) => {
             let mut conditions = Conditions::new("job_execution.job_id = ?", Value::Text(job.to_string()));
-            conditions.and("+job_execution.app_id = ?", [app]);
+            // Not a condition that an index answers: two indexes would be intersected, over all rows of both.
+            conditions.and("coalesce(job_execution.app_id, '') = ?", [app]);
             conditions
         }
         None => Conditions::new("job_execution.app_id = ?", app),
@@ -220,7 +229,15 @@ async fn executions_in(
     if let Some(before) = before {
         conditions.and("job_execution.id < ?", [Value::Text(before.to_string())]);
     }
-    let select = format!("select {} from job_execution", light_columns());
+    let index = match (filter.job, status) {
+        (Some(_), _) => "idx_execution_job",
+        (None, Some(_)) => "idx_execution_app_status",
+        (None, None) => "idx_execution_app",
+    };
+    let select = format!(
+        "select {} from job_execution /*! force index ({index}) */",
+        light_columns()
+    );
     let rows = conditions
         .fetch(connection, &select, "order by job_execution.id desc", limit)
         .await?;

@@ -113,12 +113,13 @@ pub async fn state(store: &Store) -> Result<Schema, StoreError> {
 }
 
 async fn run_under_named_lock(migrator: &Migrator, connection: &mut Connection) -> Result<(), StoreError> {
-    // Lock names are short and belong to the whole server.
-    let taken: Option<i64> =
-        sqlx::query_scalar("select cast(get_lock(concat('isocost.migrate.', md5(database())), ?) as signed)")
-            .bind(LOCK_WAIT_S)
-            .fetch_one(&mut *connection)
-            .await?;
+    // Lock names are short and belong to the whole server. (MySQL 9 knows no md5 any more.)
+    let taken: Option<i64> = sqlx::query_scalar(
+        "select cast(get_lock(concat('isocost.migrate.', left(sha2(database(), 256), 40)), ?) as signed)",
+    )
+    .bind(LOCK_WAIT_S)
+    .fetch_one(&mut *connection)
+    .await?;
     if taken != Some(1) {
         let waited = format!("another process has been migrating for {LOCK_WAIT_S} s");
         return Err(StoreError::Migrate(MigrateError::Execute(sqlx::Error::Protocol(
@@ -126,7 +127,7 @@ async fn run_under_named_lock(migrator: &Migrator, connection: &mut Connection) 
         ))));
     }
     let outcome = migrator.run_direct(None, &mut *connection, false).await;
-    sqlx::query("do release_lock(concat('isocost.migrate.', md5(database())))")
+    sqlx::query("do release_lock(concat('isocost.migrate.', left(sha2(database(), 256), 40)))")
         .execute(connection)
         .await?;
     outcome.map_err(StoreError::Migrate)

@@ -62,6 +62,9 @@ pub struct StoreOptions {
     pub max_connections: u32,
     /// Longest wait for a connection before an operation fails with [`StoreError::Unavailable`].
     pub acquire_timeout: Duration,
+    /// The database ends a transaction that stands idle for so long, in whole seconds, and so frees what a frozen process
+    /// has locked: before a successor of a frozen leader can have its lock. Not for the embedded database.
+    pub idle_transaction_timeout: Duration,
 }
 
 impl StoreOptions {
@@ -72,6 +75,7 @@ impl StoreOptions {
             url: url.to_owned(),
             max_connections: 8,
             acquire_timeout: Duration::from_secs(5),
+            idle_transaction_timeout: Duration::from_secs(8),
         }
     }
 }
@@ -109,11 +113,12 @@ impl Store {
         let dialect = Dialect::of_url(&options.url)?;
         let connect = AnyConnectOptions::from_str(&dialect.connection_url(&options.url))
             .map_err(StoreError::from_sqlx)?;
+        let patience = options.idle_transaction_timeout;
         if dialect == Dialect::Sqlite {
             // A pool tries again until its time is over, and then tells of that alone. What is wrong with a file stays
             // wrong: it is said at once.
             let mut first = AnyConnection::connect_with(&connect).await?;
-            dialect.prepare_session(&mut first).await?;
+            dialect.prepare_session(&mut first, patience).await?;
             first.close().await?;
         }
         let pool = |size: u32| {
@@ -123,7 +128,11 @@ impl Store {
                 .acquire_timeout(options.acquire_timeout)
                 .idle_timeout(None)
                 .max_lifetime(None)
-                .after_connect(move |connection, _| Box::pin(dialect.prepare_session(connection)))
+                .after_connect(move |connection, _| Box::pin(dialect.prepare_session(connection, patience)))
+                .test_before_acquire(false)
+                .before_acquire(move |connection, unused| {
+                    Box::pin(async move { Ok(dialect.is_alive(connection, unused.idle_for).await) })
+                })
                 .after_release(move |connection, _| Box::pin(dialect.is_reusable(connection)))
         };
         let (write, read) = match dialect {

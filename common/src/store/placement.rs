@@ -2,7 +2,7 @@
 //! The one change of state beside [`transitions`](super::transitions), because it is the one that happens in bulk on the
 //! leader's decision alone.
 
-use super::{BulkUpdate, Connection, Row, StoreError, Tx, key_chunks, placeholders};
+use super::{BulkUpdate, Connection, Dialect, Row, StoreError, Tx, key_chunks, placeholders};
 use crate::{
     execution::{Claim, ExecutionStatus},
     id::{AppId, ExecutionId, IncarnationId, JobId, WorkerId},
@@ -27,21 +27,30 @@ pub struct Class {
 }
 
 /// The classes that have pending executions, by key. Jumps from class to class along the index instead of walking every
-/// pending row.
+/// pending row: MySQL and MariaDB do so by themselves when the grouping names the whole beginning of the index, and
+/// would walk in a recursion; SQLite is the other way round.
 ///
 /// # Errors
 /// [`StoreError`] of the database.
 pub async fn pending_classes(connection: &mut Connection) -> Result<Vec<String>, StoreError> {
-    let sql = format!(
-        "with recursive found (class_key) as (
-            select min(class_key) from job_execution where status = {pending}
-            union all
-            select (select min(job_execution.class_key) from job_execution
-                     where job_execution.status = {pending} and job_execution.class_key > found.class_key)
-              from found where found.class_key is not null)
-         select class_key from found where class_key is not null",
-        pending = ExecutionStatus::Pending.code()
-    );
+    let pending = ExecutionStatus::Pending.code();
+    let sql = match Dialect::of(connection) {
+        Dialect::MySql => {
+            format!(
+                "select class_key from job_execution /*! force index (idx_execution_class) */
+              where status = {pending} group by status, class_key"
+            )
+        }
+        Dialect::Sqlite => format!(
+            "with recursive found (class_key) as (
+                select min(class_key) from job_execution where status = {pending}
+                union all
+                select (select min(job_execution.class_key) from job_execution
+                         where job_execution.status = {pending} and job_execution.class_key > found.class_key)
+                  from found where found.class_key is not null)
+             select class_key from found where class_key is not null"
+        ),
+    };
     let rows = sqlx::query(AssertSqlSafe(sql)).fetch_all(connection).await?;
     rows.iter().map(|row| Row(row).text("class_key")).collect()
 }
@@ -129,7 +138,7 @@ pub async fn lock_pending(
     limit: u32,
 ) -> Result<Vec<Waiting>, StoreError> {
     let sql = format!(
-        "select id, job_id, dispatch_seq, attempt, due_at from job_execution
+        "select id, job_id, dispatch_seq, attempt, due_at from job_execution /*! force index (idx_execution_class) */
           where status = {} and class_key = ? and cancel_requested_at is null
             and (start_deadline_at is null or start_deadline_at > ? or attempt > interruptions)
           order by rank_time, id limit ?{}",

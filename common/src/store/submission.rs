@@ -326,14 +326,14 @@ async fn collect_holders(
     found: &mut HashMap<Key, KeyHolder>,
 ) -> Result<(), StoreError> {
     let filter = if app.is_some() {
-        "app_id = ? and client_request_hash"
+        "/*! force index (uq_client_request) */ where app_id = ? and client_request_hash"
     } else {
-        "id"
+        "where id"
     };
     for chunk in key_chunks(keys) {
         let sql = format!(
             "select id, app_id, client_request_hash, content_hash, status, next_trigger_time
-               from job_info where {filter} in ({})",
+               from job_info {filter} in ({})",
             placeholders(chunk.len(), 0)
         );
         let mut query = sqlx::query(AssertSqlSafe(sql));

@@ -20,12 +20,34 @@ pub struct Tx {
 
 impl Tx {
     pub(super) async fn begin(pool: &AnyPool, dialect: Dialect, outcomes: bool) -> Result<Self, StoreError> {
-        let inner = pool.begin_with(dialect.begin_statement()).await?;
+        let begin = dialect.begin_statement();
+        let inner = match dialect {
+            Dialect::Sqlite => pool.begin_with(begin).await?,
+            Dialect::MySql => Self::begin_for_certain(pool.clone(), begin).await?,
+        };
         Ok(Self {
             inner,
             dialect,
             outcomes,
         })
+    }
+
+    /// Begins in a task of its own, which goes on when the caller is dropped: a request of a client who went away, for
+    /// instance. The driver would forget a transaction that was dropped before the answer to its BEGIN. The connection
+    /// went back to the pool with it, and what the next one wrote outside a transaction would never be committed.
+    async fn begin_for_certain(
+        pool: AnyPool,
+        begin: &'static str,
+    ) -> Result<Transaction<'static, Any>, StoreError> {
+        let begun = tokio::spawn(async move { pool.begin_with(begin).await }).await;
+        match begun {
+            Ok(begun) => Ok(begun?),
+            Err(failed) => match failed.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime is shutting down.
+                Err(_) => Err(StoreError::Unavailable(sqlx::Error::WorkerCrashed)),
+            },
+        }
     }
 
     /// Which of the databases this is.

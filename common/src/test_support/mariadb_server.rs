@@ -4,6 +4,7 @@ use super::server::{Place, Server};
 use crate::store::StoreOptions;
 use anyhow::{Context, ensure};
 use rustix::process::Signal;
+use sqlx::{AnyConnection, AssertSqlSafe, Connection, Executor};
 use std::{net::SocketAddr, time::Duration};
 
 const PASSWORD: &str = "private";
@@ -40,6 +41,8 @@ impl MariadbServer {
 
     async fn install(&self) -> anyhow::Result<()> {
         let place = &self.server.place;
+        // Not the system's: at its start a server removes what looks like files of its own there, and others have theirs.
+        std::fs::create_dir(place.folder().join("tmp")).context("making a folder")?;
         let mut command = if self.is_mysql {
             let mut command = place.command("mysqld", "mysqld");
             command.args(["--no-defaults", "--initialize-insecure", "--user=root"]);
@@ -50,6 +53,7 @@ impl MariadbServer {
             command
         };
         command.arg(format!("--datadir={}", place.file("data")));
+        command.arg(format!("--tmpdir={}", place.file("tmp")));
         let output = command
             .output()
             .await
@@ -59,7 +63,9 @@ impl MariadbServer {
         let users = format!(
             "create database if not exists isocost;
              create user if not exists isocost@'127.0.0.1' identified by '{PASSWORD}';
-             grant all on *.* to isocost@'127.0.0.1';\n"
+             grant all on isocost.* to isocost@'127.0.0.1';
+             create user if not exists admin@'127.0.0.1' identified by '{PASSWORD}';
+             grant all on *.* to admin@'127.0.0.1' with grant option;\n"
         );
         std::fs::write(
             place.folder().join("users.sql"),
@@ -78,6 +84,7 @@ impl MariadbServer {
         let mut command = place.command(program, program);
         command.arg("--no-defaults").arg(format!("--user={}", user()));
         command.arg(format!("--datadir={}", place.file("data")));
+        command.arg(format!("--tmpdir={}", place.file("tmp")));
         command.arg(format!("--socket={}", place.file("socket")));
         command.arg(format!("--pid-file={}", place.file("pid")));
         command.arg(format!("--init-file={}", place.file("users.sql")));
@@ -115,6 +122,19 @@ impl MariadbServer {
     #[must_use]
     pub fn options(&self) -> StoreOptions {
         self.options_at(self.address())
+    }
+
+    /// Executes a statement as an administrator, past every limit of the database's own user.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn execute(&self, statement: &str) -> anyhow::Result<()> {
+        sqlx::any::install_default_drivers();
+        let url = format!("mysql://admin:{PASSWORD}@{}/isocost", self.address());
+        let mut admin = AnyConnection::connect(&url).await?;
+        admin.execute(AssertSqlSafe(statement)).await?;
+        admin.close().await?;
+        Ok(())
     }
 
     /// Ends it as an operator does.

@@ -2,12 +2,14 @@
 
 mod bulk;
 mod claiming;
+mod costs;
 mod epoch;
 mod errors;
 mod owning;
 mod placing;
 mod rows;
 mod schema;
+mod server;
 mod slots;
 mod submitting;
 mod transactions;

@@ -129,7 +129,8 @@ pub async fn due_at_endpoint(
         Series::Begun => ">",
     };
     let sql = format!(
-        "select {COLUMNS} from callback_delivery where status = {} and endpoint = ? and next_attempt_at <= ? \
+        "select {COLUMNS} from callback_delivery /*! force index (idx_callback_endpoint) */ \
+         where status = {} and endpoint = ? and next_attempt_at <= ? \
          and attempt {compared} retry_from order by next_attempt_at limit ?",
         DeliveryStatus::Pending.code()
     );
@@ -151,9 +152,10 @@ pub async fn overdue_endpoints(
     before: EpochMillis,
     limit: u32,
 ) -> Result<Vec<String>, StoreError> {
+    // The grouping names the whole beginning of the index, so that MySQL and MariaDB jump from endpoint to endpoint.
     let sql = format!(
-        "select endpoint, min(next_attempt_at) as earliest from callback_delivery where status = {} \
-         group by endpoint having min(next_attempt_at) < ? order by earliest limit ?",
+        "select endpoint, min(next_attempt_at) as earliest from callback_delivery \
+         /*! force index (idx_callback_endpoint) */ where status = {} group by status, endpoint having min(next_attempt_at) < ? order by earliest limit ?",
         DeliveryStatus::Pending.code()
     );
     let rows = sqlx::query(AssertSqlSafe(sql))
