@@ -7,7 +7,7 @@ use isocost_common::{
     job::Selector,
     store::{
         executions::ExecutionRow,
-        recovery,
+        history, recovery,
         workers::{self, WorkerRow, WorkerStatus},
     },
     store_tests,
@@ -26,6 +26,7 @@ store_tests! {
     the_end_of_an_incarnation_is_final,
     after_a_restart_everybody_before_is_dead,
     the_newest_incarnation_speaks_for_its_worker,
+    db01_a_worker_that_registers_anew_or_is_removed_leaves_the_history_of_its_jobs,
 }
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -205,5 +206,42 @@ async fn the_newest_incarnation_speaks_for_its_worker(store: &TestStore) -> Resu
     save(store, &[new.clone(), old, silent]).await?;
     let mut reader = store.reader().await?;
     assert_eq!(workers::heard_since(&mut reader, PLANNED).await?, [new]);
+    Ok(())
+}
+
+async fn db01_a_worker_that_registers_anew_or_is_removed_leaves_the_history_of_its_jobs(
+    store: &TestStore,
+) -> Result<()> {
+    let job = given::job();
+    let ended: Vec<ExecutionRow> = (0..100)
+        .map(|number| ExecutionRow {
+            scheduled_time: PLANNED + SECOND * number,
+            ..given::execution(&job, ExecutionStatus::Succeeded)
+        })
+        .collect();
+    given::insert(store, std::slice::from_ref(&job), &ended).await?;
+    let name = given::worker();
+    let mut lives = Vec::new();
+    for life in 0..10 {
+        let row = worker(name.as_str(), PLANNED + SECOND * life)?;
+        save(store, std::slice::from_ref(&row)).await?;
+        lives.push(row.incarnation);
+    }
+    for life in lives {
+        ensure!(set_status(store, life, WorkerStatus::Offline).await? == 1);
+    }
+    history::prune_records(store, PLANNED + SECOND).await?;
+    let mut reader = store.reader().await?;
+    let workers: i64 = sqlx::query_scalar("select count(*) from worker_node")
+        .fetch_one(&mut *reader)
+        .await?;
+    let kept: i64 = sqlx::query_scalar("select count(*) from job_execution where worker_id = ?")
+        .bind(name.to_string())
+        .fetch_one(&mut *reader)
+        .await?;
+    ensure!(
+        (workers, kept) == (0, 100),
+        "{workers} workers, {kept} executions"
+    );
     Ok(())
 }

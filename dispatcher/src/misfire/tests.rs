@@ -220,3 +220,30 @@ fn cr02_a_planned_local_time_that_does_not_exist_moves_and_does_not_panic() {
         .next;
     assert_eq!(next, EpochMillis::parse_rfc3339("2025-03-09T03:00:00-04:00").ok());
 }
+
+/// The planner's clock runs in steps of a second, with the job's row as it would stand in the table.
+#[test]
+fn du09_a_single_planned_instant_is_planned_once() {
+    let instant = |text: &str| EpochMillis::parse_rfc3339(text).expect("an instant");
+    let job = cron("15 6 10 18 8 ? 2030-2030", MisfirePolicy::FireOnce, 10);
+    let submitted = instant("2030-08-18T10:00:00.000Z");
+    let mut next = job
+        .trigger
+        .first_firing(submitted, job.window)
+        .expect("it can be evaluated");
+    let mut fired = Vec::new();
+    let mut now = instant("2030-08-18T10:06:09.000Z");
+    while now <= instant("2030-08-18T10:06:20.000Z") {
+        // Two looks at every instant, as two leaders would take.
+        for _ in 0..2 {
+            if let Some(due) = next.filter(|due| *due <= now) {
+                let plan = plan(&at(&job, due), now, MISFIRE_AFTER).expect("it can be evaluated");
+                fired.extend(plan.firings.iter().map(|firing| firing.scheduled));
+                next = plan.next;
+            }
+        }
+        now = now + Duration::from_secs(1);
+    }
+    assert_eq!(fired, [instant("2030-08-18T10:06:15.000Z")]);
+    assert_eq!(next, None);
+}
