@@ -6,9 +6,9 @@ use isocost_common::{
     Ports,
     broker::{
         Broker, ConsumeOptions, Consumer, Delivery, Message, Publication, PublishOutcome, Queue, QueueKind,
-        Topology, memory::MemoryBroker, topology::Names,
+        Topology, memory::MemoryBroker, rabbitmq::RabbitBroker, topology::Names,
     },
-    config::{Config, TelemetryConfig},
+    config::{BrokerConfig, Config, Secret, TelemetryConfig},
     coordination::memory::MemoryCoordination,
     id::AppId,
     store::{
@@ -16,7 +16,7 @@ use isocost_common::{
         apps::{self, App, NewKey, Scope},
     },
     telemetry,
-    test_support::eventually,
+    test_support::{eventually, proxy::Proxy},
 };
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::Value;
@@ -26,10 +26,11 @@ use std::{
 };
 use tokio::{net::TcpListener, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
+use url::Url;
 use uuid::Uuid;
 
 /// Longest wait for something that must happen.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+pub(crate) const SOON: Duration = Duration::from_secs(60);
 
 /// A broker, and the name that a producer has on it.
 pub(crate) struct Line {
@@ -41,16 +42,52 @@ pub(crate) struct Line {
 
 impl Line {
     /// The in-process broker.
-    pub(crate) fn memory() -> Self {
+    pub(crate) async fn memory() -> Result<Self> {
         let broker = MemoryBroker::new();
         let lost = broker.clone();
-        Self {
+        Ok(Self {
             producer: broker.connect(),
             api: broker.connect(),
             user: "billing".into(),
             lose: Box::new(move || lost.disconnect_all()),
-        }
+        })
     }
+
+    /// The RabbitMQ of the tests, with a proxy between it and the API.
+    pub(crate) async fn rabbit() -> Result<Self> {
+        let url = rabbit_url()?;
+        let user = url.username().to_owned();
+        let host = url.host_str().context("the URL names no host")?;
+        let target = tokio::net::lookup_host((host, url.port().unwrap_or(5672)))
+            .await?
+            .next();
+        let proxy = Proxy::start(target.context("the host has no address")?).await?;
+        let mut behind = url.clone();
+        let _ = behind.set_ip_host(proxy.address().ip());
+        let _ = behind.set_port(Some(proxy.address().port()));
+        Ok(Self {
+            producer: rabbit(&url)?,
+            api: rabbit(&behind)?,
+            user,
+            lose: Box::new(move || proxy.reset_all()),
+        })
+    }
+}
+
+/// The server that the tests may use.
+pub(crate) fn rabbit_url() -> Result<Url> {
+    const VARIABLE: &str = "ISOCOST_TEST_AMQP_URL";
+    let url = std::env::var(VARIABLE)
+        .with_context(|| format!("no RabbitMQ: start with ./test, or set {VARIABLE}"))?;
+    Url::parse(&url).with_context(|| format!("{VARIABLE} is no URL"))
+}
+
+fn rabbit(url: &Url) -> Result<Arc<dyn Broker>> {
+    let config = BrokerConfig {
+        url: Secret::new(url.as_str()),
+        ..BrokerConfig::default()
+    };
+    Ok(RabbitBroker::start(&config, "test of submissions")?)
 }
 
 /// A running API and what its tests need.
@@ -85,9 +122,11 @@ impl Site {
         config.broker.namespace = format!("t{}", Uuid::new_v4().simple());
         let names = Names::new(&config.broker.namespace);
         let app = new_app(store, &line.user).await?;
-        line.producer
-            .declare(&names.shared_topology(&config.relay.delay_tiers()))
-            .await?;
+        let topology = names.shared_topology(&config.relay.delay_tiers());
+        eventually("the topology is declared", SOON, async || {
+            Ok(line.producer.declare(&topology).await.ok())
+        })
+        .await?;
         let ports = Ports {
             store: store.clone(),
             broker: line.api.clone(),

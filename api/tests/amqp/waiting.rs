@@ -86,11 +86,71 @@ mod missing_table {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn no_message_is_blamed_for_a_database_that_takes_nothing() -> Result<()> {
         TestStore::on_mysql(async |store| {
-            let site = Site::start(store, Line::memory()).await?;
+            let site = Site::start(store, Line::memory().await?).await?;
             super::no_message_is_blamed_for_a_database_that_takes_nothing(&site).await?;
             assert_eq!(site.stop_and_count_unacked().await?, 0);
             Ok(())
         })
         .await
+    }
+}
+
+mod database_away {
+    use super::*;
+    use anyhow::Context;
+    use isocost_common::{
+        store::{Store, StoreOptions},
+        test_support::proxy::{Proxy, Traffic},
+    };
+    use std::time::Duration;
+    use url::Url;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn submissions_wait_for_the_database_and_are_accepted_once() -> Result<()> {
+        TestStore::on_mysql(async |store| {
+            let (proxied, proxy) = behind_proxy(store).await?;
+            let site = Site::start(&proxied, Line::memory().await?).await?;
+            // Something was accepted before, so that whatever fails now could be blamed.
+            site.publish(vec![site.message("before", JOB)]).await?;
+            site.jobs_are(1).await?;
+            proxy.set(Traffic::Refuse).await?;
+            proxy.reset_all();
+            let messages = (0..300).map(|number| site.message(&format!("order-{number}"), JOB));
+            site.publish(messages.collect()).await?;
+            let queue = site.names.submissions_queue();
+            eventually("all are in hand", SOON, async || {
+                Ok((site.ready(&queue).await? == 0).then_some(()))
+            })
+            .await?;
+            eventually("the intake has tried", SOON, async || {
+                Ok((proxied.ping().await.is_err()).then_some(()))
+            })
+            .await?;
+            assert_eq!(site.ready(&site.names.dead_submissions_queue()).await?, 0);
+            proxy.set(Traffic::Pass).await?;
+            site.jobs_are(301).await?;
+            assert_eq!(site.ready(&site.names.dead_submissions_queue()).await?, 0);
+            assert_eq!(site.stop_and_count_unacked().await?, 0);
+            proxied.close().await;
+            Ok(())
+        })
+        .await
+    }
+
+    /// The database of the test through a proxy. It fails soon, as a test should.
+    async fn behind_proxy(store: &TestStore) -> Result<(Store, Proxy)> {
+        let mut url = Url::parse(&store.options().url)?;
+        let host = url.host_str().context("the URL names no host")?;
+        let target = tokio::net::lookup_host((host, url.port().unwrap_or(3306)))
+            .await?
+            .next();
+        let proxy = Proxy::start(target.context("the host has no address")?).await?;
+        let _ = url.set_ip_host(proxy.address().ip());
+        let _ = url.set_port(Some(proxy.address().port()));
+        let options = StoreOptions {
+            acquire_timeout: Duration::from_secs(1),
+            ..StoreOptions::new(url.as_str())
+        };
+        Ok((Store::connect(&options).await?, proxy))
     }
 }

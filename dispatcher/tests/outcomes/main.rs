@@ -2,23 +2,32 @@
 
 mod site;
 
-use anyhow::{Result, ensure};
-use isocost_common::{execution::ExecutionStatus, store::outcomes, test_support::eventually};
+use anyhow::{Context, Result, ensure};
+use isocost_common::{
+    execution::ExecutionStatus,
+    store::outcomes,
+    test_support::{TestStore, eventually},
+};
 use site::{SOON, Site, keys, take};
 use std::{collections::BTreeSet, time::Duration};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader},
+    time::timeout,
+};
 
 /// Makes tests of every case: each broker and each database is used.
 macro_rules! cases {
     ($($case:ident),+ $(,)?) => {
         cases!(@on memory_sqlite, on_sqlite, memory, $($case),+);
         cases!(@on memory_mysql, on_mysql, memory, $($case),+);
+        cases!(@on rabbit_mysql, on_mysql, rabbit, $($case),+);
     };
     (@on $module:ident, $store:ident, $line:ident, $($case:ident),+) => {
         mod $module {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $case() -> anyhow::Result<()> {
                 isocost_common::test_support::TestStore::$store(async |store| {
-                    let site = crate::site::Site::start(store, crate::site::Line::$line()).await?;
+                    let site = crate::site::Site::start(store, crate::site::Line::$line().await?).await?;
                     super::$case(&site).await?;
                     site.close().await;
                     Ok(())
@@ -193,4 +202,36 @@ impl Site {
         })
         .await
     }
+}
+
+/// The program of `docs/amqp.md`, run as it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_python_consumer_follows_every_outcome() -> Result<()> {
+    const COUNT: usize = 300;
+    TestStore::on_mysql(async |store| {
+        let site = Site::start(store, site::Line::rabbit().await?).await?;
+        let mut follower = site.follower("billing.#", COUNT)?;
+        let out = follower.stdout.take().context("no output")?;
+        let mut lines = BufReader::new(out).lines();
+        let first = timeout(SOON, lines.next_line()).await??.context("it ended")?;
+        ensure!(first.starts_with("following "), "{first}");
+        let relay = site.relay();
+        let rows: Vec<_> = (0..COUNT)
+            .map(|_| site.outcome("report.daily", ExecutionStatus::Succeeded))
+            .collect();
+        site.write(&rows).await?;
+        let mut seen = BTreeSet::new();
+        while let Some(line) = timeout(SOON, lines.next_line()).await?? {
+            let line: serde_json::Value = serde_json::from_str(&line)?;
+            ensure!(line["key"] == "billing.report.daily.SUCCEEDED", "{line}");
+            seen.insert(line["executionId"].as_str().unwrap_or_default().to_owned());
+        }
+        let written: BTreeSet<_> = rows.iter().map(|row| row.execution.to_string()).collect();
+        assert_eq!(seen, written);
+        ensure!(follower.wait().await?.success(), "it failed");
+        relay.stop().await?;
+        site.close().await;
+        Ok(())
+    })
+    .await
 }

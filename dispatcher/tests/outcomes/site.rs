@@ -6,9 +6,9 @@ use isocost_common::{
     Ports,
     broker::{
         Binding, Broker, ConsumeOptions, Consumer, Delivery, Queue, QueueKind, Topology,
-        memory::MemoryBroker, topology::Names,
+        memory::MemoryBroker, rabbitmq::RabbitBroker, topology::Names,
     },
-    config::Config,
+    config::{BrokerConfig, Config, Secret},
     coordination::memory::MemoryCoordination,
     execution::ExecutionStatus,
     id::{AppId, ExecutionId},
@@ -17,15 +17,24 @@ use isocost_common::{
         apps::{self, App},
         outcomes::{self, OutcomeRow},
     },
-    test_support::eventually,
+    test_support::{
+        eventually,
+        proxy::{Proxy, Traffic},
+    },
 };
 use std::{
     collections::BTreeSet,
+    path::Path,
+    process::Stdio,
     sync::{Arc, Mutex},
     time::Duration,
 };
-use tokio::task::JoinHandle;
+use tokio::{
+    process::{Child, Command},
+    task::JoinHandle,
+};
 use tokio_util::sync::CancellationToken;
+use url::Url;
 use uuid::Uuid;
 
 /// Longest wait for something that must happen.
@@ -56,17 +65,62 @@ pub(crate) struct Line {
     relay: Arc<dyn Broker>,
     consumer: Arc<dyn Broker>,
     outage: Arc<dyn Outage>,
+    /// Where it listens, when it is a server.
+    url: Option<String>,
+}
+
+/// RabbitMQ seems away when the proxy in front of it is shut.
+#[async_trait]
+impl Outage for Proxy {
+    async fn begin(&self) -> Result<()> {
+        self.set(Traffic::Refuse).await?;
+        self.reset_all();
+        Ok(())
+    }
+
+    async fn end(&self) -> Result<()> {
+        Ok(self.set(Traffic::Pass).await?)
+    }
 }
 
 impl Line {
     /// The in-process broker.
-    pub(crate) fn memory() -> Self {
+    pub(crate) async fn memory() -> Result<Self> {
         let broker = MemoryBroker::new();
-        Self {
+        Ok(Self {
             relay: broker.connect(),
             consumer: broker.connect(),
             outage: broker,
-        }
+            url: None,
+        })
+    }
+
+    /// The RabbitMQ of the tests, behind a proxy.
+    pub(crate) async fn rabbit() -> Result<Self> {
+        const VARIABLE: &str = "ISOCOST_TEST_AMQP_URL";
+        let url = std::env::var(VARIABLE)
+            .with_context(|| format!("no RabbitMQ: start with ./test, or set {VARIABLE}"))?;
+        let mut url = Url::parse(&url).with_context(|| format!("{VARIABLE} is no URL"))?;
+        let host = url.host_str().context("the URL names no host")?;
+        let target = tokio::net::lookup_host((host, url.port().unwrap_or(5672)))
+            .await?
+            .next();
+        let proxy = Proxy::start(target.context("the host has no address")?).await?;
+        let _ = url.set_ip_host(proxy.address().ip());
+        let _ = url.set_port(Some(proxy.address().port()));
+        let connect = || {
+            let config = BrokerConfig {
+                url: Secret::new(url.as_str()),
+                ..BrokerConfig::default()
+            };
+            RabbitBroker::start(&config, "test of outcomes")
+        };
+        Ok(Self {
+            relay: connect()?,
+            consumer: connect()?,
+            outage: Arc::new(proxy),
+            url: Some(url.into()),
+        })
     }
 }
 
@@ -87,7 +141,10 @@ impl Site {
         config.broker.namespace = format!("t{}", Uuid::new_v4().simple());
         let names = Names::new(&config.broker.namespace);
         let topology = names.shared_topology(&config.relay.delay_tiers());
-        line.consumer.declare(&topology).await?;
+        eventually("the topology is declared", SOON, async || {
+            Ok(line.consumer.declare(&topology).await.ok())
+        })
+        .await?;
         let app = App {
             id: AppId::generate(),
             name: "billing".into(),
@@ -116,14 +173,38 @@ impl Site {
 
     /// An outcome as settling writes it.
     pub(crate) fn outcome(&self, handler: &str, status: ExecutionStatus) -> OutcomeRow {
+        let execution = ExecutionId::generate();
         OutcomeRow {
-            execution: ExecutionId::generate(),
+            execution,
             app: self.app.id,
             handler: handler.into(),
             status,
-            body: r#"{"data":{"n": 123456789012345678901234567890}}"#.into(),
+            body: format!(
+                r#"{{"type":"{}","data":{{"executionId":"{execution}","result": 123456789012345678901234567890}}}}"#,
+                status.outcome_type()
+            ),
             created_at: self.store.now(),
         }
+    }
+
+    /// The example program that follows outcomes, on a queue of its own, until it has seen `count`.
+    pub(crate) fn follower(&self, pattern: &str, count: usize) -> Result<Child> {
+        let python = std::env::var("ISOCOST_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../api/examples/outcomes.py");
+        let exchange = self.names.outcomes_exchange();
+        let child = Command::new(python)
+            .arg(script)
+            .args([
+                "--url",
+                self.line.url.as_deref().context("this broker has no URL")?,
+            ])
+            .args(["--namespace", exchange.trim_end_matches(".outcomes")])
+            .args(["--queue", &format!("outcomes.{}", Uuid::new_v4())])
+            .args(["--pattern", pattern, "--count", &count.to_string()])
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        Ok(child)
     }
 
     pub(crate) async fn write(&self, rows: &[OutcomeRow]) -> Result<()> {
