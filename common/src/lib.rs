@@ -26,6 +26,7 @@ pub mod telemetry;
 #[cfg(feature = "test-support")]
 pub mod test_support;
 pub mod time;
+pub mod trace_parent;
 
 use std::sync::Arc;
 

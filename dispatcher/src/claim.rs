@@ -430,5 +430,6 @@ fn order(row: &ExecutionRow, job: &DueJob) -> Order {
         timeout_ms: row.timeout_ms,
         priority: job.priority,
         params: job.params.clone(),
+        traceparent: job.traceparent.clone(),
     }
 }

@@ -466,7 +466,7 @@ pub(crate) fn parcel(order: Order, seat: &TakenSeat, handover: Handover) -> Parc
             shards: order.shards,
             timeout_ms: order.timeout_ms,
             priority: order.priority,
-            traceparent: None,
+            traceparent: order.traceparent.map(|parent| parent.to_string()),
         },
     }
 }

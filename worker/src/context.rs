@@ -142,6 +142,12 @@ impl JobContext {
         self.0.control.cancellation()
     }
 
+    /// The W3C trace context that the job was submitted with: send it along to others.
+    #[must_use]
+    pub fn traceparent(&self) -> Option<&str> {
+        self.0.execution.traceparent.as_deref()
+    }
+
     /// A key for calls to others that must have one effect over all attempts: the execution's id.
     #[must_use]
     pub fn idempotency_key(&self) -> String {

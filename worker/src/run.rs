@@ -11,7 +11,7 @@ use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
 };
-use tracing::error;
+use tracing::{Instrument, error, info_span};
 
 type Panic = Box<dyn Any + Send>;
 
@@ -24,7 +24,13 @@ pub(crate) async fn attempt(
     max_result_bytes: usize,
 ) -> Outcome {
     let execution = context.execution_id();
-    let call = async { handler.call(context).await };
+    let span = info_span!(
+        "run",
+        execution.id = %execution,
+        job.id = %context.job_id(),
+        traceparent = context.traceparent()
+    );
+    let call = async { handler.call(context).await }.instrument(span);
     let mut run = Box::pin(AssertUnwindSafe(call).catch_unwind());
     let mut ended = tokio::select! {
         biased;

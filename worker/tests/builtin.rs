@@ -80,7 +80,12 @@ async fn server() -> String {
                         .unwrap_or("")
                         .to_owned()
                 };
-                format!("{}|{}", shown("idempotency-key"), shown("x-mine"))
+                format!(
+                    "{}|{}|{}",
+                    shown("idempotency-key"),
+                    shown("x-mine"),
+                    shown("traceparent")
+                )
             }),
         )
         .route("/mirror", post(|body: String| async move { body }))
@@ -111,7 +116,10 @@ async fn http_calls_with_the_execution_as_idempotency_key_and_returns_the_answer
     let work = execution("http", &params);
     stage.dispatch(vec![work.clone()]).await;
     let answer = result(&stage.outcome(work.claim).await);
-    assert_eq!(answer["body"], json!(format!("{}|yes", work.claim.execution)));
+    assert_eq!(
+        answer["body"],
+        json!(format!("{}|yes|{}", work.claim.execution, support::TRACE))
+    );
     assert_eq!(answer["status"], json!(200));
 
     let mut mirrored = execution("http", &json!(null));

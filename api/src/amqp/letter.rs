@@ -22,11 +22,18 @@ const DETAIL: &str = "x-isocost-problem-detail";
 /// Header of dead letters: who had sent it. The property itself would be refused, since it is no longer true.
 const USER_ID: &str = "x-isocost-user-id";
 /// Carries a secret, so it is not kept.
-const AUTHORIZATION: &str = "authorization";
+pub(super) const AUTHORIZATION: &str = "authorization";
 /// Longest reason in a header.
 const MOST_DETAIL: usize = 1_000;
 /// RabbitMQ's pseudo queues for answers. It delivers to them and reports them as unroutable all the same.
 const DIRECT_REPLY_TO: &str = "amq.rabbitmq.reply-to";
+
+/// A header by its name in any case.
+pub(super) fn header_of<'a>(message: &'a Message, name: &str) -> Option<&'a str> {
+    let mut headers = message.headers.iter();
+    let found = headers.find(|(header, _)| header.eq_ignore_ascii_case(name));
+    found.map(|(_, value)| value.as_str())
+}
 
 /// The answer, if one is wanted. None goes to a queue of the scheduler, whose reader would take it for something else.
 pub(super) fn answer_to(names: &Names, message: &Message, verdict: &Verdict) -> Option<Publication> {

@@ -25,8 +25,9 @@ use isocost_common::{
         topology::Names,
     },
     store::apps::App,
+    trace_parent::TRACEPARENT,
 };
-use letter::{Verdict, answer_to, dead_letter};
+use letter::{Verdict, answer_to, dead_letter, header_of};
 use metrics::{counter, gauge};
 use std::{collections::HashMap, panic::AssertUnwindSafe, time::Duration};
 use tokio::{sync::mpsc, time::Instant};
@@ -225,7 +226,8 @@ impl Intake {
         let app = sender::app_of(&self.state, message).await?;
         let body = JsonBody::of_message(&message.body, &self.state)?;
         let beside = KeyBeside::MessageId(message.message_id.clone());
-        let prepared = Prepared::read(&self.state, app.id, body.required()?, beside)?;
+        let trace = header_of(message, TRACEPARENT).and_then(|text| text.trim().parse().ok());
+        let prepared = Prepared::read(&self.state, app.id, body.required()?, beside)?.traced(trace);
         // Counted last: what is refused for ever uses up nothing.
         self.state
             .rates()

@@ -1,3 +1,4 @@
+use super::letter::{AUTHORIZATION, header_of};
 use crate::{
     access::identify,
     problem::{Kind, Problem},
@@ -14,11 +15,7 @@ use isocost_common::{
 /// # Errors
 /// [`Problem`] 401 or 403; 503 when it has to be looked up and the database does not answer.
 pub(super) async fn app_of(state: &ApiState, message: &Message) -> Result<App, Problem> {
-    let key = message
-        .headers
-        .iter()
-        .find(|(name, _)| name.eq_ignore_ascii_case("authorization"));
-    if let Some((_, key)) = key {
+    if let Some(key) = header_of(message, AUTHORIZATION) {
         let caller = identify(state, Some(key)).await?;
         caller.must_have(Scope::Submit)?;
         return Ok(caller.app_row().clone());

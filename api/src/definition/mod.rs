@@ -197,6 +197,7 @@ impl Definition {
             shards: self.shards,
             selector: self.selector,
             labels: self.labels,
+            traceparent: None,
             created_at: now,
             updated_at: now,
         }
@@ -226,6 +227,7 @@ impl Definition {
             version: job.version + 1,
             definition_version: job.definition_version + 1,
             client_request_id: job.client_request_id.clone(),
+            traceparent: job.traceparent.clone(),
             created_at: job.created_at,
             ..self.into_row(job.app, job.content_hash.clone(), now)
         }

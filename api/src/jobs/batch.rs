@@ -1,4 +1,4 @@
-use super::submit::{KeyBeside, Prepared, Submitted, store};
+use super::submit::{KeyBeside, Prepared, Submitted, store, trace_of};
 use crate::{
     access::{Authorized, Submit, over_quota},
     input::{Findings, JsonBody, Limit, Object, Value},
@@ -58,13 +58,14 @@ pub(crate) async fn submit_batch(
     let (parts, body) = request.into_parts();
     let body = JsonBody::read(&parts.headers, body, Limit::Batch, &state).await?;
     let items = items(body.required()?)?;
+    let trace = trace_of(&parts.headers);
     let arrival = state.submitter().announce();
     let mut verdicts = Vec::with_capacity(items.len());
     let mut valid = Vec::new();
     for item in items {
         match Prepared::read(&state, caller.app(), item, KeyBeside::Nothing) {
             Ok(prepared) => {
-                valid.push(prepared);
+                valid.push(prepared.traced(trace.clone()));
                 verdicts.push(None);
             }
             Err(problem) => verdicts.push(Some(problem)),

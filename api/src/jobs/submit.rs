@@ -26,11 +26,12 @@ use isocost_common::{
         submission::{Admission, KeyHolder},
     },
     time::EpochMillis,
+    trace_parent::{TRACEPARENT, TraceParent},
 };
 use serde::Serialize;
 use serde_json::value::RawValue;
 use std::{borrow::Cow, time::Duration};
-use tracing::error;
+use tracing::{debug, error};
 use utoipa::ToSchema;
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -60,7 +61,11 @@ pub(crate) struct Submitted {
 /// Submits a job. When this answers 202 the job is durable.
 #[utoipa::path(
     post, path = "/openapi/jobs", operation_id = "submitJob", tag = "jobs", security(("key" = ["submit"])),
-    params(("Idempotency-Key" = Option<String>, Header, description = "Same as `clientRequestId` in the body")),
+    params(
+        ("Idempotency-Key" = Option<String>, Header, description = "Same as `clientRequestId` in the body"),
+        ("traceparent" = Option<String>, Header,
+         description = "W3C trace context, carried to the worker, the callback and the outcome")
+    ),
     request_body = SubmitJob,
     responses(
         (status = 202, body = Submitted, description = "Accepted and durable",
@@ -76,7 +81,8 @@ pub(crate) async fn submit(
     body: JsonBody,
 ) -> Result<Response, Problem> {
     let arrival = state.submitter().announce();
-    let prepared = Prepared::read(&state, caller.app(), body.required()?, key_of_header(&headers)?)?;
+    let prepared = Prepared::read(&state, caller.app(), body.required()?, key_of_header(&headers)?)?
+        .traced(trace_of(&headers));
     if state.quotas().take(state.store(), caller.app_row(), 1).await? == 0 {
         return Err(over_quota(caller.app_row()));
     }
@@ -176,6 +182,11 @@ fn key_of_header(headers: &HeaderMap) -> Result<KeyBeside, Problem> {
     findings.into_result(Some(KeyBeside::Header(key.to_owned())))
 }
 
+/// The trace that a request belongs to. One that is not valid counts as none, as the standard demands.
+pub(super) fn trace_of(headers: &HeaderMap) -> Option<TraceParent> {
+    headers.get(TRACEPARENT)?.to_str().ok()?.trim().parse().ok()
+}
+
 /// A valid job, ready to be stored.
 pub(crate) struct Prepared {
     row: JobRow,
@@ -214,6 +225,13 @@ impl Prepared {
         let warnings = std::mem::take(&mut definition.warnings);
         let row = definition.into_row(app, content, now);
         Ok(Self { row, warnings })
+    }
+
+    /// The same as part of this trace.
+    #[must_use]
+    pub(crate) fn traced(mut self, parent: Option<TraceParent>) -> Self {
+        self.row.traceparent = parent;
+        self
     }
 
     async fn warnings(self, state: &ApiState) -> Vec<Warning> {
@@ -303,13 +321,17 @@ fn nudge(state: &ApiState, admissions: &[Admission]) {
 
 async fn answer(state: &ApiState, prepared: Prepared, admission: Admission) -> Result<Submitted, Problem> {
     match admission {
-        Admission::Accepted { next_trigger_time } => Ok(Submitted {
-            job_id: prepared.row.id,
-            status: JobStatus::Waiting,
-            next_trigger_time,
-            replayed: false,
-            warnings: prepared.warnings(state).await,
-        }),
+        Admission::Accepted { next_trigger_time } => {
+            let traceparent = prepared.row.traceparent.as_ref().map(TraceParent::as_str);
+            debug!(job.id = %prepared.row.id, traceparent, "a job was accepted");
+            Ok(Submitted {
+                job_id: prepared.row.id,
+                status: JobStatus::Waiting,
+                next_trigger_time,
+                replayed: false,
+                warnings: prepared.warnings(state).await,
+            })
+        }
         Admission::Replayed(holder) => Ok(Submitted {
             job_id: holder.id,
             status: current_status(state, prepared.row.app, &holder).await?,

@@ -15,6 +15,7 @@ cases! {
     a_key_in_the_body_goes_before_the_message_id,
     a_key_in_a_header_names_the_app,
     an_answer_that_nobody_takes_is_no_error,
+    the_trace_of_a_message_is_kept_and_an_invalid_one_is_none,
     two_thousand_messages_share_commits,
     lost_connections_lose_nothing_and_double_nothing,
 }
@@ -124,6 +125,25 @@ async fn an_answer_that_nobody_takes_is_no_error(site: &Site) -> Result<()> {
     take(answers.as_mut()).await?;
     assert_eq!(site.job_count().await?, 2);
     assert_eq!(site.ready(&site.names.dead_submissions_queue()).await?, 0);
+    Ok(())
+}
+
+async fn the_trace_of_a_message_is_kept_and_an_invalid_one_is_none(site: &Site) -> Result<()> {
+    const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let traced = |id: &str, trace: &str| {
+        let mut message = site.message(id, JOB);
+        message.headers.insert("traceparent".into(), trace.into());
+        message
+    };
+    site.publish(vec![traced("good", TRACE), traced("bad", "00-nonsense")])
+        .await?;
+    site.jobs_are(2).await?;
+    let mut reader = site.store.reader().await?;
+    let stored: Vec<Option<String>> =
+        sqlx::query_scalar("select traceparent from job_info order by client_request_id desc")
+            .fetch_all(&mut *reader)
+            .await?;
+    assert_eq!(stored, [Some(TRACE.to_owned()), None]);
     Ok(())
 }
 

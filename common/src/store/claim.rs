@@ -10,6 +10,7 @@ use crate::{
     job::{Backoff, ConcurrencyPolicy, JobStatus, Misfire, MisfirePolicy, Selector, Trigger, Window},
     raw_json::RawJson,
     time::EpochMillis,
+    trace_parent::TraceParent,
 };
 use sqlx::AssertSqlSafe;
 use std::collections::{BTreeMap, HashSet};
@@ -88,6 +89,8 @@ pub struct DueJob {
     pub handler: String,
     /// Given to its executions.
     pub params: RawJson,
+    /// The trace of its submission.
+    pub traceparent: Option<TraceParent>,
     /// What makes it fire.
     pub trigger: Trigger,
     /// When it may fire.
@@ -127,7 +130,7 @@ pub struct DueRow {
     pub job: Result<DueJob, String>,
 }
 
-const DUE: &str = "id, app_id, version, name, handler, params, trigger_spec, start_at, end_at, next_trigger_time, \
+const DUE: &str = "id, app_id, version, name, handler, params, traceparent, trigger_spec, start_at, end_at, next_trigger_time, \
      priority, timeout_ms, start_deadline_ms, retry_max_attempts, retry_backoff, misfire_policy, \
      misfire_max_catch_up, concurrency_policy, concurrency_key, shards, selector, class_key";
 
@@ -217,6 +220,7 @@ fn read_job(row: &Row<'_>) -> Result<DueJob, StoreError> {
         app: row.parsed("app_id")?,
         name: row.text("name")?,
         handler: row.text("handler")?,
+        traceparent: row.opt_parsed("traceparent")?,
         params: RawJson::parse(params).map_err(|error| StoreError::Corrupt(format!("params: {error}")))?,
         trigger: row.json("trigger_spec")?,
         window: Window {

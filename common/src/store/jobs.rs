@@ -7,6 +7,7 @@ use crate::{
     job::{Backoff, ConcurrencyPolicy, JobStatus, Misfire, MisfirePolicy, RetryPolicy, Selector, Trigger},
     raw_json::RawJson,
     time::EpochMillis,
+    trace_parent::TraceParent,
 };
 use sha2::{Digest, Sha256};
 use sqlx::{AssertSqlSafe, any::AnyRow};
@@ -67,6 +68,8 @@ pub struct JobRow {
     pub selector: Selector,
     /// For people and filters.
     pub labels: BTreeMap<String, String>,
+    /// The trace that its submission belongs to.
+    pub traceparent: Option<TraceParent>,
     /// When it was accepted.
     pub created_at: EpochMillis,
     /// When it was last written.
@@ -126,7 +129,7 @@ pub fn hex(bytes: &[u8]) -> String {
         .collect()
 }
 
-const COLUMNS: [&str; 35] = [
+const COLUMNS: [&str; 36] = [
     "id",
     "app_id",
     "name",
@@ -161,6 +164,7 @@ const COLUMNS: [&str; 35] = [
     "selector",
     "labels",
     "class_key",
+    "traceparent",
     "created_at",
 ];
 
@@ -236,6 +240,7 @@ fn bind_job<'q>(
             Some(json(&job.labels)?)
         })
         .bind(job.class_key())
+        .bind(job.traceparent.as_ref().map(ToString::to_string))
         .bind(job.created_at.0)
         .bind(job.updated_at.0))
 }
@@ -376,6 +381,7 @@ fn read_with_trigger(row: &AnyRow, trigger: Trigger) -> Result<JobRow, StoreErro
         shards: row.number("shards")?,
         selector: row.json_or_default("selector")?,
         labels: row.json_or_default("labels")?,
+        traceparent: row.opt_parsed("traceparent")?,
         created_at: row.instant("created_at")?,
         updated_at: row.instant("updated_at")?,
     })

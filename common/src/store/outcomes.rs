@@ -9,6 +9,7 @@ use crate::{
     execution::ExecutionStatus,
     id::{AppId, ExecutionId},
     time::EpochMillis,
+    trace_parent::TraceParent,
 };
 use sqlx::AssertSqlSafe;
 
@@ -25,6 +26,8 @@ pub struct OutcomeRow {
     pub status: ExecutionStatus,
     /// JSON: the body of its webhook, published byte for byte.
     pub body: String,
+    /// The trace of the job's submission.
+    pub traceparent: Option<TraceParent>,
     /// When it ended.
     pub created_at: EpochMillis,
 }
@@ -37,9 +40,9 @@ pub async fn insert_many(connection: &mut Connection, outcomes: &[OutcomeRow]) -
     for part in by_weight(outcomes, |outcome| outcome.body.len()) {
         for chunk in row_chunks(part) {
             let sql = format!(
-                "insert into outcome_outbox (execution_id, app_id, handler, status, body, created_at, due_at) \
+                "insert into outcome_outbox (execution_id, app_id, handler, status, body, traceparent, created_at, due_at) \
                  values {}",
-                placeholders(chunk.len(), 7)
+                placeholders(chunk.len(), 8)
             );
             let mut query = sqlx::query(AssertSqlSafe(sql));
             for outcome in chunk {
@@ -49,6 +52,7 @@ pub async fn insert_many(connection: &mut Connection, outcomes: &[OutcomeRow]) -
                     .bind(outcome.handler.clone())
                     .bind(outcome.status.code())
                     .bind(outcome.body.clone())
+                    .bind(outcome.traceparent.as_ref().map(ToString::to_string))
                     .bind(outcome.created_at.0)
                     .bind(outcome.created_at.0);
             }
@@ -70,7 +74,7 @@ pub async fn claim(
     limit: u32,
 ) -> Result<Vec<OutcomeRow>, StoreError> {
     let sql = format!(
-        "select execution_id, app_id, handler, status, body, created_at from outcome_outbox where due_at <= ? \
+        "select execution_id, app_id, handler, status, body, traceparent, created_at from outcome_outbox where due_at <= ? \
          order by due_at limit {limit}{}",
         tx.dialect().for_update_skip_locked()
     );
@@ -88,6 +92,7 @@ pub async fn claim(
                 handler: row.text("handler")?,
                 status: row.coded("status", ExecutionStatus::from_code)?,
                 body: row.text("body")?,
+                traceparent: row.opt_parsed("traceparent")?,
                 created_at: row.instant("created_at")?,
             })
         })

@@ -9,6 +9,7 @@ use crate::{
     job::Selector,
     raw_json::RawJson,
     time::EpochMillis,
+    trace_parent::TraceParent,
 };
 use sqlx::{AssertSqlSafe, any::AnyRow};
 use std::collections::HashMap;
@@ -254,6 +255,8 @@ pub struct Order {
     pub priority: u8,
     /// Its own params, or those of the job.
     pub params: RawJson,
+    /// The trace of the job's submission.
+    pub traceparent: Option<TraceParent>,
 }
 
 /// Reads what workers are told about these executions, whatever their state; in no special order.
@@ -270,7 +273,7 @@ pub async fn orders(
             "select job_execution.id, job_execution.dispatch_seq, job_execution.job_id, job_execution.app_id,
                     job_execution.handler, job_execution.scheduled_time, job_execution.shard,
                     job_execution.attempt, job_execution.timeout_ms, job_info.name, job_info.shards,
-                    job_info.priority, coalesce(job_execution.params, job_info.params) as params
+                    job_info.priority, job_info.traceparent, coalesce(job_execution.params, job_info.params) as params
                from job_execution join job_info on job_info.id = job_execution.job_id
               where job_execution.id in ({})",
             placeholders(chunk.len(), 0)
@@ -304,6 +307,7 @@ fn read_order(row: &AnyRow) -> Result<Order, StoreError> {
         attempt: row.number("attempt")?,
         timeout_ms: row.int("timeout_ms")?,
         priority: row.number("priority")?,
+        traceparent: row.opt_parsed("traceparent")?,
         params: RawJson::parse(params).map_err(|error| StoreError::Corrupt(format!("params: {error}")))?,
     })
 }

@@ -56,6 +56,7 @@ pub fn job_with(trigger: Trigger) -> JobRow {
         shards: 1,
         selector: Selector::new(),
         labels: BTreeMap::new(),
+        traceparent: None,
         created_at: PLANNED,
         updated_at: PLANNED,
     }

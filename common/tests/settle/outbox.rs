@@ -29,6 +29,7 @@ async fn write(store: &Store, count: usize) -> anyhow::Result<Vec<CallbackTicket
             url: format!("{ENDPOINT}/hook"),
             event_type: "execution.failed",
             body: "{}".into(),
+            traceparent: None,
             created_at: END,
         })
         .collect();

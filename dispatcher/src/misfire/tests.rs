@@ -18,6 +18,7 @@ fn job() -> DueJob {
         name: "a job".into(),
         handler: "noop".into(),
         params: RawJson::null(),
+        traceparent: None,
         trigger: Trigger::Manual {},
         window: Window::default(),
         due: NOON,

@@ -285,6 +285,7 @@ mod tests {
                 url: format!("{endpoint}/hook"),
                 endpoint: endpoint.into(),
                 body: String::new(),
+                traceparent: None,
                 attempt: 0,
                 retry_from: 0,
                 next_attempt_at: EpochMillis(0),

@@ -172,6 +172,7 @@ impl Engine {
                     id: claimed.delivery.id.to_string(),
                     url: claimed.delivery.url.clone(),
                     body: claimed.delivery.body.clone(),
+                    traceparent: claimed.delivery.traceparent.clone(),
                     secrets: claimed.secrets.clone(),
                     now: started_at,
                 };

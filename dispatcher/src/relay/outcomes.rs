@@ -18,6 +18,7 @@ use isocost_common::{
         outcomes::{self, OutcomeRow},
     },
     time::EpochMillis,
+    trace_parent::TRACEPARENT,
 };
 use metrics::{counter, gauge};
 use std::{collections::HashMap, time::Duration};
@@ -202,6 +203,10 @@ impl Publisher {
 
     fn publication(&self, outcome: OutcomeRow) -> Publication {
         let app = self.apps.get(&outcome.app).map_or("", String::as_str);
+        let mut headers = MessageHeaders::from([(SCHEMA_VERSION_HEADER.into(), SCHEMA_VERSION.into())]);
+        if let Some(parent) = &outcome.traceparent {
+            headers.insert(TRACEPARENT.into(), parent.to_string());
+        }
         Publication {
             exchange: self.exchange.clone(),
             routing_key: routing_key(app, &outcome.handler, outcome.status),
@@ -216,7 +221,7 @@ impl Publisher {
                 reply_to: None,
                 correlation_id: None,
                 user_id: None,
-                headers: MessageHeaders::from([(SCHEMA_VERSION_HEADER.into(), SCHEMA_VERSION.into())]),
+                headers,
                 body: outcome.body.into(),
             },
         }

@@ -4,7 +4,11 @@ use super::{
     signature::signatures,
     vetting::{AddressPolicy, AddressRefused},
 };
-use isocost_common::{store::callbacks::attempts::RESPONSE_LIMIT, time::EpochMillis};
+use isocost_common::{
+    store::callbacks::attempts::RESPONSE_LIMIT,
+    time::EpochMillis,
+    trace_parent::{TRACEPARENT, TraceParent},
+};
 use reqwest::{Client, Response, header, redirect};
 use std::{error::Error as _, io, time::Duration};
 use url::Url;
@@ -18,6 +22,8 @@ pub(super) struct Request {
     pub(super) url: String,
     /// Byte for byte.
     pub(super) body: String,
+    /// Sent along when the job was submitted with one.
+    pub(super) traceparent: Option<TraceParent>,
     /// Live secrets of the app.
     pub(super) secrets: Vec<String>,
     /// The instant of this attempt.
@@ -93,7 +99,7 @@ impl Poster {
         let Some(signature) = signatures(&request.secrets, &request.id, timestamp, &request.body) else {
             return Answer::failed("the app has no usable webhook secret");
         };
-        let post = self
+        let mut post = self
             .client
             .post(url)
             .header(header::CONTENT_TYPE, "application/json")
@@ -101,6 +107,9 @@ impl Poster {
             .header("webhook-timestamp", timestamp)
             .header("webhook-signature", signature)
             .body(request.body);
+        if let Some(parent) = &request.traceparent {
+            post = post.header(TRACEPARENT, parent.as_str());
+        }
         let deadline = tokio::time::Instant::now() + self.timeout;
         match tokio::time::timeout_at(deadline, post.send()).await {
             Ok(Ok(response)) => read(response, deadline).await,

@@ -76,6 +76,7 @@ async fn every_outcome_arrives_with_its_key_and_every_byte(site: &Site) -> Resul
         assert_eq!(message.message_id, row.execution.to_string());
         assert_eq!(message.body, row.body);
         assert_eq!(message.kind, row.status.outcome_type());
+        assert_eq!(message.headers["traceparent"], site::TRACE);
     }
     site.is_empty().await?;
     relay.stop().await

@@ -52,6 +52,10 @@ async fn a_callback_arrives_once_signed_and_byte_for_byte() -> anyhow::Result<()
     assert_eq!(received.len(), 1);
     assert_eq!(received[0].body, BODY);
     assert_eq!(received[0].header("content-type"), "application/json");
+    assert_eq!(
+        received[0].header("traceparent"),
+        "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    );
     assert_eq!(received[0].header("webhook-id"), delivered[0].id.to_string());
     assert_eq!(
         received[0].header("webhook-signature"),

@@ -179,6 +179,9 @@ impl Site {
                 url: url.into(),
                 event_type: "execution.succeeded",
                 body: body.into(),
+                traceparent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+                    .parse()
+                    .ok(),
                 created_at: self.store.now(),
             })
             .collect();

@@ -6,7 +6,7 @@
 use super::TEXT_LIMIT;
 use crate::{JobContext, JobError, handler::Handler};
 use chrono::{DateTime, Utc};
-use isocost_common::raw_json::RawJson;
+use isocost_common::{raw_json::RawJson, trace_parent::TRACEPARENT};
 use reqwest::{
     Client, Method, Request, Response, StatusCode,
     header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER},
@@ -166,6 +166,14 @@ fn request(params: &Params, job: &JobContext) -> Result<Request, JobError> {
         let value = HeaderValue::from_str(value)
             .map_err(|_| invalid(format!("header `{name}` has no valid value")))?;
         request.headers_mut().insert(name, value);
+    }
+    if let Some(parent) = job.traceparent()
+        && let Ok(parent) = HeaderValue::from_str(parent)
+    {
+        request
+            .headers_mut()
+            .entry(HeaderName::from_static(TRACEPARENT))
+            .or_insert(parent);
     }
     let key = HeaderValue::from_str(&job.idempotency_key()).map_err(|error| invalid(error.to_string()))?;
     request

@@ -35,6 +35,8 @@ use tokio_util::sync::CancellationToken;
 /// Far beyond anything a test waits for, also on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(20);
 const WORKER: &str = "w1";
+/// The trace of every execution here.
+pub(crate) const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 /// What the leader has seen.
 #[derive(Default)]
@@ -331,7 +333,7 @@ pub(crate) fn execution(handler: &str, params: &Value) -> DispatchedExecution {
         shards: 1,
         timeout_ms: 600_000,
         priority: 5,
-        traceparent: None,
+        traceparent: Some(TRACE.into()),
     }
 }
 

@@ -12,6 +12,7 @@ use crate::{
         transitions::by_weight,
     },
     time::EpochMillis,
+    trace_parent::TraceParent,
 };
 use sqlx::{AssertSqlSafe, any::AnyRow};
 use std::collections::{HashMap, HashSet};
@@ -37,6 +38,8 @@ pub struct Waiting {
     pub endpoint: String,
     /// Sent byte for byte.
     pub body: String,
+    /// The trace of the job's submission.
+    pub traceparent: Option<TraceParent>,
     /// Attempts made so far.
     pub attempt: u32,
     /// Attempts made before the present series of retries.
@@ -50,7 +53,7 @@ pub struct Waiting {
 }
 
 const COLUMNS: &str = "id, app_id, job_id, execution_id, url, endpoint, body, attempt, retry_from, next_attempt_at, \
-                       created_at, expires_at";
+                       created_at, expires_at, traceparent";
 
 fn read(row: &AnyRow) -> Result<Waiting, StoreError> {
     let row = Row(row);
@@ -62,6 +65,7 @@ fn read(row: &AnyRow) -> Result<Waiting, StoreError> {
         url: row.text("url")?,
         endpoint: row.text("endpoint")?,
         body: row.text("body")?,
+        traceparent: row.opt_parsed("traceparent")?,
         attempt: row.number("attempt")?,
         retry_from: row.number("retry_from")?,
         next_attempt_at: row.instant("next_attempt_at")?,

@@ -9,6 +9,7 @@ use crate::{
     config::RelayConfig,
     id::{AppId, DeliveryId, ExecutionId, JobId},
     time::EpochMillis,
+    trace_parent::TraceParent,
 };
 use sqlx::AssertSqlSafe;
 use std::time::Duration;
@@ -98,6 +99,8 @@ pub struct NewDelivery {
     pub event_type: &'static str,
     /// JSON, sent byte for byte.
     pub body: String,
+    /// The trace of the job's submission.
+    pub traceparent: Option<TraceParent>,
     /// When it was written, which is when it is due.
     pub created_at: EpochMillis,
 }
@@ -125,8 +128,8 @@ pub async fn insert_many(connection: &mut Connection, deliveries: &[NewDelivery]
         for chunk in row_chunks(part) {
             let sql = format!(
                 "insert into callback_delivery (id, app_id, job_id, execution_id, url, endpoint, event_type, body, \
-                 status, attempt, retry_from, next_attempt_at, created_at, expires_at) values {}",
-                placeholders(chunk.len(), 14)
+                 status, attempt, retry_from, next_attempt_at, created_at, expires_at, traceparent) values {}",
+                placeholders(chunk.len(), 15)
             );
             let mut query = sqlx::query(AssertSqlSafe(sql));
             for delivery in chunk {
@@ -144,7 +147,8 @@ pub async fn insert_many(connection: &mut Connection, deliveries: &[NewDelivery]
                     .bind(0_i64)
                     .bind(delivery.created_at.0)
                     .bind(delivery.created_at.0)
-                    .bind((delivery.created_at + default_expiry()).0);
+                    .bind((delivery.created_at + default_expiry()).0)
+                    .bind(delivery.traceparent.as_ref().map(ToString::to_string));
             }
             query.execute(&mut *connection).await?;
         }

@@ -20,6 +20,7 @@ use crate::{
     id::{AppId, JobId},
     job::{JobStatus, Trigger, Window},
     time::EpochMillis,
+    trace_parent::TraceParent,
 };
 use sqlx::AssertSqlSafe;
 use std::collections::{BTreeMap, HashMap};
@@ -69,6 +70,7 @@ struct EndedJob {
     version: i64,
     client_request_id: Option<String>,
     callback_url: Option<String>,
+    traceparent: Option<TraceParent>,
     shards: u32,
     /// Of the job it follows; none when it follows none, or one that was deleted.
     parent_status: Option<JobStatus>,
@@ -86,7 +88,7 @@ async fn read_jobs(
         let sql = format!(
             "select job_info.id, job_info.app_id, job_info.name, job_info.trigger_spec, job_info.start_at, \
              job_info.end_at, job_info.next_trigger_time, job_info.status, job_info.version, \
-             job_info.client_request_id, job_info.callback_url, job_info.shards, parent.status as parent_status \
+             job_info.client_request_id, job_info.callback_url, job_info.traceparent, job_info.shards, parent.status as parent_status \
              from job_info left join job_info parent on parent.id = job_info.parent_job_id \
              where job_info.id in ({})",
             placeholders(chunk.len(), 0)
@@ -120,6 +122,7 @@ fn read_job(row: &Row<'_>) -> Result<EndedJob, StoreError> {
         version: row.int("version")?,
         client_request_id: row.opt_text("client_request_id")?,
         callback_url: row.opt_text("callback_url")?,
+        traceparent: row.opt_parsed("traceparent")?,
         shards: row.number("shards")?,
         parent_status: parent_status.and_then(JobStatus::from_code),
     })

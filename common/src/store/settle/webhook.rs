@@ -71,6 +71,7 @@ pub(super) async fn queue(
                 handler: row.handler.clone(),
                 status: row.status,
                 body: body(row, job, row.status.outcome_type(), created_at)?,
+                traceparent: job.traceparent.clone(),
                 created_at,
             });
         }
@@ -85,6 +86,7 @@ pub(super) async fn queue(
             url: url.clone(),
             event_type: kind,
             body: body(row, job, kind, created_at)?,
+            traceparent: job.traceparent.clone(),
             created_at,
         });
     }
