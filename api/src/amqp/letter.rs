@@ -23,6 +23,7 @@ const DETAIL: &str = "x-isocost-problem-detail";
 const USER_ID: &str = "x-isocost-user-id";
 /// Carries a secret, so it is not kept.
 pub(super) const AUTHORIZATION: &str = "authorization";
+const PROBLEM_JSON: &str = "application/problem+json";
 /// Longest reason in a header.
 const MOST_DETAIL: usize = 1_000;
 /// RabbitMQ's pseudo queues for answers. It delivers to them and reports them as unroutable all the same.
@@ -45,6 +46,9 @@ pub(super) fn answer_to(names: &Names, message: &Message, verdict: &Verdict) -> 
         Ok(submitted) => Message::json(kind::SUBMISSION_ANSWER, submitted),
         Err(problem) => Message::json(kind::SUBMISSION_ANSWER, &body_of(problem, message)),
     };
+    if verdict.is_err() {
+        answer.content_type = Some(PROBLEM_JSON.into());
+    }
     answer
         .headers
         .insert(STATUS.into(), status_of(verdict).to_string());

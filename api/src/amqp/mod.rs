@@ -224,7 +224,7 @@ impl Intake {
             ));
         }
         let app = sender::app_of(&self.state, message).await?;
-        let body = JsonBody::of_message(&message.body, &self.state)?;
+        let body = JsonBody::of_message(message, &self.state)?;
         let beside = KeyBeside::MessageId(message.message_id.clone());
         let trace = header_of(message, TRACEPARENT).and_then(|text| text.trim().parse().ok());
         let prepared = Prepared::read(&self.state, app.id, body.required()?, beside)?.traced(trace);

@@ -8,6 +8,7 @@ use axum::{
     http::{HeaderMap, header},
 };
 use futures_util::StreamExt;
+use isocost_common::broker::Message;
 use serde_json::value::RawValue;
 use std::time::Duration;
 
@@ -64,16 +65,23 @@ impl JsonBody {
         Self::of_bytes(bytes)
     }
 
-    /// The body of a message, which must be within `api.max_body_bytes`.
+    /// The body of a message, which must be within `api.max_body_bytes` and not be said to be something else than JSON.
     ///
     /// # Errors
-    /// [`Problem`]: 413 or 400.
-    pub(crate) fn of_message(body: &[u8], state: &ApiState) -> Result<Self, Problem> {
+    /// [`Problem`]: 415, 413 or 400.
+    pub(crate) fn of_message(message: &Message, state: &ApiState) -> Result<Self, Problem> {
+        if message
+            .content_type
+            .as_deref()
+            .is_some_and(|named| !names_json(named))
+        {
+            return Err(not_json());
+        }
         let most = state.config().api.max_body_bytes;
-        if body.len() > most {
+        if message.body.len() > most {
             return Err(too_large(most));
         }
-        Self::of_bytes(body.to_vec())
+        Self::of_bytes(message.body.to_vec())
     }
 
     fn of_bytes(bytes: Vec<u8>) -> Result<Self, Problem> {
@@ -161,21 +169,25 @@ fn check_type(headers: &HeaderMap) -> Result<(), Problem> {
         .get(header::CONTENT_TYPE)
         .and_then(|value| value.to_str().ok())
         .unwrap_or_default();
-    let essence = named
-        .split(';')
-        .next()
-        .unwrap_or_default()
-        .trim()
-        .to_ascii_lowercase();
-    let subtype = essence.strip_prefix("application/");
-    if subtype.is_some_and(|subtype| subtype == "json" || subtype.ends_with("+json")) {
+    if names_json(named) {
         return Ok(());
     }
-    Err(Problem::new(
+    Err(not_json())
+}
+
+fn names_json(content_type: &str) -> bool {
+    let essence = content_type.split(';').next().unwrap_or_default();
+    let essence = essence.trim().to_ascii_lowercase();
+    let subtype = essence.strip_prefix("application/");
+    subtype.is_some_and(|subtype| subtype == "json" || subtype.ends_with("+json"))
+}
+
+fn not_json() -> Problem {
+    Problem::new(
         Kind::UnsupportedMediaType,
         "body.not-json",
         "the Content-Type must be application/json (or application/merge-patch+json for a patch)",
-    ))
+    )
 }
 
 /// Syntax and depth. Depth is bounded by a scan, because what follows recurses.

@@ -40,9 +40,12 @@ async fn poison_is_set_aside_with_its_reason_and_holds_nobody_up(site: &Site) ->
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     let mut binary = site.message("binary", "");
     binary.body = vec![0xff, 0x00, 0xfe].into();
+    let mut plain = site.message("plain", JOB);
+    plain.content_type = Some("text/plain".into());
     let poison = [
         (site.message("text", "no json"), "json.malformed"),
         (binary, "json.malformed"),
+        (plain, "body.not-json"),
         (site.message("empty", ""), "json.missing"),
         (site.message("array", &format!("[{JOB}]")), "json.not-an-object"),
         (site.message("deep", &deep), "json.too-deep"),
@@ -128,6 +131,7 @@ async fn a_refusal_is_answered_with_a_problem(site: &Site) -> Result<()> {
     site.publish(vec![message]).await?;
     let answer = take(answers.as_mut()).await?;
     let problem = json(&answer);
+    assert_eq!(answer.content_type.as_deref(), Some("application/problem+json"));
     assert_eq!(header(&answer, "x-isocost-status"), "400");
     assert_eq!(answer.correlation_id.as_deref(), Some("call-7"));
     assert_eq!(problem["type"], json!("/problems/invalid-request"));

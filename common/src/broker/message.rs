@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// Application headers. Text only, which every AMQP client can read.
 pub type MessageHeaders = BTreeMap<String, String>;
 
-/// A message. Always persistent, always JSON.
+/// A message. Always persistent; ours are always JSON.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
     /// Unique; returns are matched by it. A submission's may be any text of its producer.
@@ -29,6 +29,8 @@ pub struct Message {
     pub user_id: Option<String>,
     /// More, such as `traceparent` and `schema-version`.
     pub headers: MessageHeaders,
+    /// What the body says it is; none for plain JSON, and where a producer did not say.
+    pub content_type: Option<String>,
     /// The JSON text.
     pub body: Bytes,
 }
@@ -56,6 +58,7 @@ impl Message {
             correlation_id: None,
             user_id: None,
             headers: MessageHeaders::from([(SCHEMA_VERSION_HEADER.into(), SCHEMA_VERSION.into())]),
+            content_type: None,
             body: body.into(),
         }
     }

@@ -254,6 +254,7 @@ async fn deliveries(store: &TestStore, job: &JobRow, rows: &[ExecutionRow]) -> R
         url: "https://example.com/hook".into(),
         event_type: "execution.succeeded",
         body: "{}".into(),
+        traceparent: None,
         created_at: PLANNED,
     };
     let mut tx = store.begin().await?;

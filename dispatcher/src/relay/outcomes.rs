@@ -222,6 +222,7 @@ impl Publisher {
                 correlation_id: None,
                 user_id: None,
                 headers,
+                content_type: None,
                 body: outcome.body.into(),
             },
         }

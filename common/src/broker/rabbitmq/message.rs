@@ -33,6 +33,7 @@ pub(super) fn too_long(publication: &Publication) -> Option<&'static str> {
         ("kind", message.kind.len()),
         ("reply_to", optional(&message.reply_to)),
         ("correlation id", optional(&message.correlation_id)),
+        ("content type", optional(&message.content_type)),
         (
             "header name",
             message.headers.keys().map(String::len).max().unwrap_or(0),
@@ -60,7 +61,7 @@ pub(super) fn properties(message: &Message, stamp: Option<u64>, user: &str) -> B
         headers.insert(STAMP_HEADER.into(), AMQPValue::LongLongInt(stamp.cast_signed()));
     }
     let mut properties = BasicProperties::default()
-        .with_content_type(CONTENT_TYPE.into())
+        .with_content_type(short(message.content_type.as_deref().unwrap_or(CONTENT_TYPE)))
         .with_delivery_mode(PERSISTENT)
         .with_message_id(short(&message.message_id))
         .with_type(short(&message.kind))
@@ -128,6 +129,8 @@ pub(super) fn read(properties: &BasicProperties, body: Vec<u8>) -> Message {
         reply_to: text(properties.reply_to()),
         correlation_id: text(properties.correlation_id()),
         user_id: text(properties.user_id()),
+        content_type: text(properties.content_type())
+            .filter(|named| !named.is_empty() && named != CONTENT_TYPE),
         headers,
         body: body.into(),
     }
