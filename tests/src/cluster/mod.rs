@@ -40,13 +40,21 @@ impl Cluster {
     /// # Errors
     /// When one does not start.
     pub async fn without_tables() -> Result<Self> {
+        Self::on_database(&[]).await
+    }
+
+    /// Starts the servers only, the database with more command line options.
+    ///
+    /// # Errors
+    /// When one does not start.
+    pub async fn on_database(options: &[&str]) -> Result<Self> {
         install_tls_provider();
         let mut folder = tempfile::Builder::new().prefix("isocost-cluster.").tempdir()?;
         if env::var_os("ISOCOST_TEST_KEEP").is_some() {
             folder.disable_cleanup(true);
             eprintln!("the logs are in {}", folder.path().display());
         }
-        let servers = Servers::start().await?;
+        let servers = Servers::start(options).await?;
         let environment = servers
             .environment()
             .into_iter()

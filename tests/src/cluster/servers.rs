@@ -75,13 +75,16 @@ impl RabbitMq {
 }
 
 impl Servers {
-    /// Starts all three, at once.
+    /// Starts all three, at once; the database with more command line options.
     ///
     /// # Errors
     /// When one does not start; `./test` installs what is missing.
-    pub async fn start() -> Result<Self> {
-        let (rabbitmq, redis, mariadb) =
-            tokio::try_join!(RabbitMq::start(), RedisServer::start(), MariadbServer::start(&[]))?;
+    pub async fn start(database_options: &[&str]) -> Result<Self> {
+        let (rabbitmq, redis, mariadb) = tokio::try_join!(
+            RabbitMq::start(),
+            RedisServer::start(),
+            MariadbServer::start(database_options)
+        )?;
         Ok(Self {
             rabbitmq,
             redis,

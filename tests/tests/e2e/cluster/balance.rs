@@ -81,7 +81,15 @@ async fn twenty_thousand_jobs_run_once_and_every_worker_carries_its_share() -> R
     let mut slow = workers.pop().context("a worker")?;
     slow.stop().await?;
     let slow = cluster
-        .start_with(Role::LedgerWorker, "slow", &[("ISOCOST_TEST_SLOWNESS", "5")])
+        .start_with(
+            Role::LedgerWorker,
+            "slow",
+            &[
+                ("ISOCOST_TEST_SLOWNESS", "5"),
+                // So many that it is the strategy which decides, and not that there is no room.
+                ("ISOCOST__WORKER__SLOTS", "32"),
+            ],
+        )
         .await?;
     let equal_cost = share_of_the_slow_one(&cluster, &api, "equal_cost").await?;
     let round_robin = share_of_the_slow_one(&cluster, &api, "round_robin").await?;
@@ -116,7 +124,7 @@ async fn share_of_the_slow_one(cluster: &Cluster, api: &Api, strategy: &str) -> 
     pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for _ in 0..80 {
         pace.tick().await;
-        ids.extend(api.submit_batch(&vec![ledger(50); 8]).await?);
+        ids.extend(api.submit_batch(&vec![ledger(200); 2]).await?);
     }
     all_succeed(api, &ids, ALL_DONE).await?;
     let after = cluster.ledger().runs_by_worker()?;

@@ -2,6 +2,7 @@
 
 mod balance;
 mod crashes;
+mod doctor;
 mod long_runs;
 mod outages;
 mod roles;
