@@ -19,4 +19,5 @@ mod steps;
 mod storm;
 mod submit_many;
 mod texts;
+mod throughput;
 mod webhook;
