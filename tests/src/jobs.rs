@@ -1,6 +1,7 @@
 //! Jobs to submit, and waiting for their end.
 
 use anyhow::Result;
+use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -22,6 +23,19 @@ pub fn cron(handler: &str, expr: &str) -> Value {
         once(handler),
         json!({ "trigger": { "type": "cron", "expr": expr, "timeZone": "UTC" } }),
     )
+}
+
+/// A one-shot job that is due at an instant.
+#[must_use]
+pub fn due_together(handler: &str, at: DateTime<Utc>) -> Value {
+    let trigger = json!({ "trigger": { "type": "once", "at": at.to_rfc3339() } });
+    with(once(handler), trigger)
+}
+
+/// A cron job that fires at an instant, to the second, and not again for a year.
+#[must_use]
+pub fn fires_together(handler: &str, at: DateTime<Utc>) -> Value {
+    cron(handler, &at.format("%-S %-M %-H %-d %-m ?").to_string())
 }
 
 /// With further fields, or others for those it has.

@@ -7,6 +7,7 @@
 pub mod api;
 pub mod cluster;
 pub mod database;
+pub mod figures;
 pub mod jobs;
 pub mod ledger;
 pub mod patience;

@@ -1,0 +1,75 @@
+//! The cluster that is measured.
+
+use anyhow::Result;
+use isocost_tests::{
+    api::Api,
+    cluster::{Cluster, Process, Role},
+    patience::eventually,
+};
+use std::time::Duration;
+
+/// One API, one relay, and some dispatchers and workers.
+pub(crate) struct Stage {
+    pub(crate) cluster: Cluster,
+    pub(crate) api: Api,
+    pub(crate) processes: Vec<Process>,
+    dispatchers: usize,
+}
+
+impl Stage {
+    pub(crate) async fn with(dispatchers: usize, workers: usize) -> Result<Self> {
+        let cluster = Cluster::new().await?;
+        let mut processes = Vec::new();
+        for number in 1..=dispatchers {
+            let name = format!("dispatcher{number}");
+            processes.push(cluster.start(Role::Dispatcher, &name).await?);
+        }
+        for number in 1..=workers {
+            processes.push(cluster.start(Role::Worker, &format!("worker{number}")).await?);
+        }
+        processes.push(cluster.start(Role::Relay, "relay").await?);
+        let api_process = cluster.start(Role::Api, "api").await?;
+        let api = cluster.api(&api_process)?;
+        processes.push(api_process);
+        Ok(Self {
+            cluster,
+            api,
+            processes,
+            dispatchers,
+        })
+    }
+
+    /// Executions that have ended since the start: the results that are committed.
+    pub(crate) async fn finished(&self) -> Result<f64> {
+        let mut finished = 0.0;
+        for dispatcher in &self.processes[..self.dispatchers] {
+            finished += dispatcher.metric("isocost_executions_finished_total").await?;
+        }
+        Ok(finished)
+    }
+
+    /// Waits until so many have.
+    pub(crate) async fn wait_until_finished(&self, count: f64) -> Result<()> {
+        eventually("all results are committed", Duration::from_secs(180), async || {
+            Ok((self.finished().await? >= count).then_some(()))
+        })
+        .await
+    }
+
+    /// The sum of a metric over all processes.
+    pub(crate) async fn metric(&self, name: &str) -> Result<f64> {
+        let mut sum = 0.0;
+        for process in &self.processes {
+            sum += process.metric(name).await?;
+        }
+        Ok(sum)
+    }
+
+    /// Stops the processes in good order, the API first.
+    pub(crate) async fn stop(mut self) -> Result<()> {
+        while let Some(mut process) = self.processes.pop() {
+            process.stop().await?;
+        }
+        Ok(())
+    }
+}
