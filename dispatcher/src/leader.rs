@@ -282,6 +282,9 @@ impl Leader {
     /// True while the broker takes messages and no user has asked for quiet.
     fn is_ready(&mut self) -> bool {
         let ready = *self.health.borrow() == BrokerHealth::Ready;
+        if ready && self.trouble.broker.is_some() {
+            self.publisher.broker_is_back(Instant::now());
+        }
         self.trouble.broker = match self.trouble.broker {
             _ if ready => None,
             None => Some(Instant::now()),

@@ -258,6 +258,16 @@ impl Publisher {
         self.call(publications);
     }
 
+    /// Pauses that an outage let grow are over with it: what waits is published again at once.
+    pub(crate) fn broker_is_back(&mut self, now: Instant) {
+        for letter in self.letters.values_mut() {
+            if letter.again_at.is_some() {
+                letter.again_at = Some(now);
+                letter.tries = 1;
+            }
+        }
+    }
+
     /// The earliest instant at which something is published again.
     pub(crate) fn next_again(&self) -> Option<Instant> {
         self.letters.values().filter_map(|letter| letter.again_at).min()

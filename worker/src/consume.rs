@@ -10,7 +10,7 @@ use crate::{
 };
 use backon::{BackoffBuilder, ExponentialBuilder};
 use isocost_common::{
-    broker::{Acker, BrokerError, ConsumeOptions, Consumer, Delivery},
+    broker::{Acker, BrokerError, ConsumeOptions, Consumer, Delivery, subscription::pause_or_back},
     message::{ControlAction, ControlMessage, DispatchMessage, DispatchedExecution},
 };
 use std::{
@@ -89,7 +89,7 @@ async fn open(
             }
         }
         tokio::select! {
-            () = tokio::time::sleep(pauses.next().unwrap_or(Duration::from_secs(1))) => {}
+            () = pause_or_back(incarnation.broker(), pauses.next().unwrap_or(Duration::from_secs(1))) => {}
             () = stop.cancelled() => {}
         }
     }

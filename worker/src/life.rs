@@ -13,6 +13,7 @@ use crate::{
     upkeep::{refuse_the_patient, tidy_up, watch_lease},
 };
 use backon::{BackoffBuilder, ExponentialBuilder};
+use isocost_common::broker::subscription::pause_or_back;
 use std::{sync::Arc, time::Duration};
 use tokio::{
     task::JoinSet,
@@ -91,7 +92,7 @@ async fn declare(incarnation: &Incarnation, shutdown: &CancellationToken) -> boo
             Err(error) => warn!(error = %error, "declaring exchanges and queues; trying again"),
         }
         tokio::select! {
-            () = tokio::time::sleep(pauses.next().unwrap_or(SETTLE)) => {}
+            () = pause_or_back(incarnation.broker(), pauses.next().unwrap_or(SETTLE)) => {}
             () = shutdown.cancelled() => return false,
         }
     }

@@ -3,7 +3,7 @@
 use crate::{acks::Delivered, incarnation::Incarnation, ownership::Confirmed};
 use backon::{BackoffBuilder, ExponentialBuilder};
 use isocost_common::{
-    broker::{Message, Publication, PublishOutcome},
+    broker::{Message, Publication, PublishOutcome, subscription::pause_or_back},
     execution::Outcome,
     message::{Report, ReportEvent, ReportMessage, kind},
 };
@@ -157,7 +157,7 @@ async fn publish_until_confirmed(
         );
         batches = unsent;
         tokio::select! {
-            () = tokio::time::sleep(pauses.next().unwrap_or(LINGER)) => {}
+            () = pause_or_back(incarnation.broker(), pauses.next().unwrap_or(LINGER)) => {}
             () = stop.cancelled() => return,
         }
         if returned {

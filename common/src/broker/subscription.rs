@@ -1,6 +1,8 @@
 //! A queue consumed for as long as the process runs: again after every interruption, with growing pauses.
 
-use super::{Acker, Broker, BrokerError, ConsumeOptions, Consumer, Delivery, Topology, next_batch};
+use super::{
+    Acker, Broker, BrokerError, BrokerHealth, ConsumeOptions, Consumer, Delivery, Topology, next_batch,
+};
 use crate::readiness::{Flag, Readiness};
 use backon::{BackoffBuilder, ExponentialBuilder};
 use std::{sync::Arc, time::Duration};
@@ -26,6 +28,19 @@ pub async fn pause(shutdown: &CancellationToken, pause: Duration) -> bool {
     }
 }
 
+/// Waits before something is asked of the broker again: for `pause`, but not past the moment at which a broker that was
+/// away is back. An outage lets pauses grow, and they must not outlast it.
+pub async fn pause_or_back(broker: &dyn Broker, pause: Duration) {
+    let mut health = broker.health();
+    if matches!(*health.borrow_and_update(), BrokerHealth::Down(_)) {
+        let back = health.wait_for(|health| !matches!(health, BrokerHealth::Down(_)));
+        // Out of time, or back, or closed for good: the next try tells.
+        let _ = tokio::time::timeout(pause, back).await;
+    } else {
+        tokio::time::sleep(pause).await;
+    }
+}
+
 /// Declares `topology`, waiting for the broker if need be. False when `shutdown` came first.
 ///
 /// # Errors
@@ -42,8 +57,9 @@ pub async fn declare(
             Err(error @ BrokerError::Conflict { .. }) => return Err(error),
             Err(error) => debug!(%error, "declaring the topology again"),
         }
-        if !pause(shutdown, pauses.next().unwrap_or_default()).await {
-            return Ok(false);
+        tokio::select! {
+            () = shutdown.cancelled() => return Ok(false),
+            () = pause_or_back(broker, pauses.next().unwrap_or_default()) => {}
         }
     }
 }
@@ -117,7 +133,10 @@ impl Subscription {
                 consuming.missing(&failure);
             }
             warn!(queue = self.queue, failure, "consuming again");
-            pause(&self.shutdown, pauses.next().unwrap_or_default()).await;
+            tokio::select! {
+                () = self.shutdown.cancelled() => {}
+                () = pause_or_back(&*self.broker, pauses.next().unwrap_or_default()) => {}
+            }
         }
         None
     }

@@ -23,7 +23,9 @@ const BODY: usize = 512;
 /// Rows of 200 bytes that are inserted, and updated twice by key, 500 a transaction, on one connection: rows a second.
 pub(crate) async fn database(servers: &Servers) -> Result<f64> {
     let mut connection = MySqlConnection::connect(&servers.mariadb.options().url).await?;
-    sqlx::query("drop table if exists bare").execute(&mut connection).await?;
+    sqlx::query("drop table if exists bare")
+        .execute(&mut connection)
+        .await?;
     sqlx::query("create table bare (id bigint primary key, status int, at bigint, text varchar(255), key (status, at))")
         .execute(&mut connection)
         .await?;
@@ -89,7 +91,12 @@ pub(crate) async fn broker(servers: &Servers) -> Result<f64> {
     }
     channel.basic_qos(512, BasicQosOptions::default()).await?;
     let mut consumer = channel
-        .basic_consume("bare".into(), "".into(), BasicConsumeOptions::default(), FieldTable::default())
+        .basic_consume(
+            "bare".into(),
+            "".into(),
+            BasicConsumeOptions::default(),
+            FieldTable::default(),
+        )
         .await?;
     for received in 1..=MESSAGES {
         let Some(delivery) = consumer.next().await else {
@@ -101,7 +108,9 @@ pub(crate) async fn broker(servers: &Servers) -> Result<f64> {
         }
     }
     let rate = MESSAGES as f64 / begin.elapsed().as_secs_f64();
-    channel.queue_delete("bare".into(), QueueDeleteOptions::default()).await?;
+    channel
+        .queue_delete("bare".into(), QueueDeleteOptions::default())
+        .await?;
     connection.close(200, "done".into()).await?;
     Ok(rate)
 }

@@ -50,9 +50,11 @@ impl Stage {
 
     /// Waits until so many have.
     pub(crate) async fn wait_until_finished(&self, count: f64) -> Result<()> {
-        eventually("all results are committed", Duration::from_secs(180), async || {
-            Ok((self.finished().await? >= count).then_some(()))
-        })
+        eventually(
+            "all results are committed",
+            Duration::from_secs(180),
+            async || Ok((self.finished().await? >= count).then_some(())),
+        )
         .await
     }
 

@@ -274,7 +274,7 @@ impl Link {
 fn pauses() -> impl Iterator<Item = Duration> {
     ExponentialBuilder::default()
         .with_min_delay(Duration::from_millis(50))
-        .with_max_delay(Duration::from_secs(3))
+        .with_max_delay(Duration::from_secs(1))
         .without_max_times()
         .with_jitter()
         .build()
