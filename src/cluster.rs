@@ -163,7 +163,7 @@ impl Running {
                 Ok(api::run(config, ports, metrics, stop).await?)
             }),
             Role::Dispatcher => running.spawn(role.name(), |stop| async move {
-                Ok(dispatcher::run(config, ports, stop).await?)
+                Ok(Box::pin(dispatcher::run(config, ports, stop)).await?)
             }),
             Role::Relay => running.spawn(role.name(), |stop| async move {
                 Ok(dispatcher::relay::run(config, ports, stop).await?)

@@ -3,8 +3,8 @@
 //! ```text
 //! cargo run -p isocost-api --example submit_amqp -- amqp://billing:secret@127.0.0.1:5672/%2f 3
 //! ```
-//! Arguments: URL, number of jobs (1), first part of their ids (a new one), namespace (`isocost`). The jobs belong to the
-//! app that is named like the RabbitMQ user of the URL.
+//! Arguments: URL, number of jobs (1), first part of their ids (a new one), namespace (`isocost`), handler (`noop`). The
+//! jobs belong to the app that is named like the RabbitMQ user of the URL.
 
 use anyhow::{Context, Result, ensure};
 use futures_util::{StreamExt, future::try_join_all};
@@ -32,6 +32,7 @@ async fn main() -> Result<()> {
         .next()
         .unwrap_or_else(|| format!("example-{}", uuid::Uuid::new_v4()));
     let namespace = arguments.next().unwrap_or_else(|| "isocost".into());
+    let handler = arguments.next().unwrap_or_else(|| "noop".into());
     let user = url
         .parse::<AMQPUri>()
         .map_err(anyhow::Error::msg)?
@@ -60,6 +61,7 @@ async fn main() -> Result<()> {
     let producer = Producer {
         channel,
         namespace,
+        handler,
         user,
         reply_to: replies.name().to_string(),
     };
@@ -80,6 +82,7 @@ async fn main() -> Result<()> {
 struct Producer {
     channel: Channel,
     namespace: String,
+    handler: String,
     user: String,
     reply_to: String,
 }
@@ -87,7 +90,7 @@ struct Producer {
 impl Producer {
     /// Publishes a job and waits until the broker has it.
     async fn publish(&self, id: &str) -> Result<()> {
-        let body = json!({"jobName": id, "jobHandler": "noop", "params": {"from": "submit_amqp"}});
+        let body = json!({"jobName": id, "jobHandler": self.handler, "params": {"from": "submit_amqp"}});
         let properties = BasicProperties::default()
             .with_content_type("application/json".into())
             .with_delivery_mode(PERSISTENT)

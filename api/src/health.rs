@@ -23,6 +23,10 @@ pub(crate) struct Health {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     broker: Option<&'static str>,
+    /// `consuming` or `waiting`: whether submissions over AMQP are being taken in. Those that wait stay in their queue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    submissions: Option<&'static str>,
 }
 
 /// Alive: the process answers.
@@ -32,6 +36,7 @@ pub(crate) async fn healthz() -> Json<Health> {
         status: "ok",
         database: None,
         broker: None,
+        submissions: None,
     })
 }
 
@@ -60,6 +65,11 @@ pub(crate) async fn readyz(State(state): State<ApiState>) -> Result<Json<Health>
         status: "ok",
         database: Some(true),
         broker: Some(broker),
+        submissions: Some(if state.submissions().is_met() {
+            "consuming"
+        } else {
+            "waiting"
+        }),
     }))
 }
 

@@ -6,7 +6,7 @@ use crate::{
     submitter::Submitter,
     waker::Waker,
 };
-use isocost_common::{Ports, broker::topology::Names, config::Config, egress::EgressPolicy};
+use isocost_common::{Ports, broker::topology::Names, config::Config, egress::EgressPolicy, readiness::Flag};
 use metrics_exporter_prometheus::PrometheusHandle;
 use std::sync::Arc;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -27,6 +27,7 @@ struct Shared {
     handlers: HandlerDirectory,
     submitter: Submitter,
     waker: Waker,
+    submissions: Flag,
     closing: CancellationToken,
 }
 
@@ -64,6 +65,8 @@ impl ApiState {
         .map_err(crate::Error::Networks)?;
         let names = Names::new(&config.broker.namespace);
         let ports = ports.recording_outcomes(config.broker.outcomes);
+        // Only a note: jobs are accepted over REST all the same.
+        let submissions = ports.readiness.note("submissions", "not consumed yet");
         let background = Background {
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -84,6 +87,7 @@ impl ApiState {
             handlers: HandlerDirectory::default(),
             submitter,
             waker,
+            submissions,
             closing,
         }));
         Ok((state, background))
@@ -135,6 +139,11 @@ impl ApiState {
 
     pub(crate) fn waker(&self) -> &Waker {
         &self.0.waker
+    }
+
+    /// Whether submissions over AMQP are being taken in.
+    pub(crate) fn submissions(&self) -> &Flag {
+        &self.0.submissions
     }
 
     pub(crate) fn closing(&self) -> &CancellationToken {

@@ -72,10 +72,23 @@ impl Readiness {
     /// Adds a check that says what was last said to the returned flag; until then `why` is missing.
     #[must_use]
     pub fn flag(&self, name: &'static str, why: &str) -> Flag {
-        let flag = Flag(Arc::new(Mutex::new(Condition::Missing(why.to_owned()))));
-        let said = Arc::clone(&flag.0);
+        self.flagged(name, why, Condition::Missing)
+    }
+
+    /// As [`Readiness::flag`], for what the process can do its job without: that it is missing is only said.
+    #[must_use]
+    pub fn note(&self, name: &'static str, why: &str) -> Flag {
+        self.flagged(name, why, Condition::Noted)
+    }
+
+    fn flagged(&self, name: &'static str, why: &str, without: fn(String) -> Condition) -> Flag {
+        let said = Arc::new(Said {
+            condition: Mutex::new(without(why.to_owned())),
+            without,
+        });
+        let flag = Flag(Arc::clone(&said));
         self.check(name, move || {
-            let condition = said.lock().clone();
+            let condition = said.condition.lock().clone();
             async move { condition }
         });
         flag
@@ -120,17 +133,30 @@ impl CheckReport {
 
 /// What a role says about one thing that it needs.
 #[derive(Debug, Clone)]
-pub struct Flag(Arc<Mutex<Condition>>);
+pub struct Flag(Arc<Said>);
+
+#[derive(Debug)]
+struct Said {
+    condition: Mutex<Condition>,
+    /// What it means when the thing is missing.
+    without: fn(String) -> Condition,
+}
 
 impl Flag {
     /// It is there.
     pub fn met(&self) {
-        *self.0.lock() = Condition::Met;
+        *self.0.condition.lock() = Condition::Met;
     }
 
     /// It is not, and why.
     pub fn missing(&self, why: &str) {
-        *self.0.lock() = Condition::Missing(why.to_owned());
+        *self.0.condition.lock() = (self.0.without)(why.to_owned());
+    }
+
+    /// Whether it was there when the role last spoke.
+    #[must_use]
+    pub fn is_met(&self) -> bool {
+        *self.0.condition.lock() == Condition::Met
     }
 }
 
@@ -159,6 +185,21 @@ mod tests {
         results.met();
         readiness.stopping();
         assert!(!readiness.report().await.ready);
+    }
+
+    #[tokio::test]
+    async fn what_is_only_noted_is_said_and_leaves_the_process_ready() {
+        let readiness = Readiness::default();
+        let submissions = readiness.note("submissions", "not consumed yet");
+        assert!(!submissions.is_met());
+        submissions.missing("the consumer ended");
+        let report = readiness.report().await;
+        assert!(report.ready);
+        assert_eq!(report.checks[0].message.as_deref(), Some("the consumer ended"));
+
+        submissions.met();
+        assert!(submissions.is_met());
+        assert_eq!(readiness.report().await.checks[0].message, None);
     }
 
     #[tokio::test(start_paused = true)]

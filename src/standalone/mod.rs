@@ -129,7 +129,7 @@ impl Standalone {
         });
         roles.spawn("dispatcher", {
             let (config, ports) = (config.clone(), ports.clone());
-            move |stop| async move { Ok(dispatcher::run(config, ports, stop).await?) }
+            move |stop| async move { Ok(Box::pin(dispatcher::run(config, ports, stop)).await?) }
         });
         roles.spawn("relay", {
             let (config, ports) = (config.clone(), ports.clone());

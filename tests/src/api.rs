@@ -63,6 +63,12 @@ impl Api {
         })
     }
 
+    /// Where it is.
+    #[must_use]
+    pub fn base(&self) -> &str {
+        &self.base
+    }
+
     /// The API key.
     #[must_use]
     pub fn key(&self) -> &str {

@@ -95,8 +95,14 @@ impl Subscription {
     /// Without a consumer the process is not ready, under this name.
     #[must_use]
     pub fn needed(self, readiness: &Readiness, name: &'static str) -> Self {
+        self.shown_by(readiness.flag(name, "not consumed yet"))
+    }
+
+    /// Tells this flag whether there is a consumer.
+    #[must_use]
+    pub fn shown_by(self, consuming: Flag) -> Self {
         Self {
-            consuming: Some(readiness.flag(name, "not consumed yet")),
+            consuming: Some(consuming),
             ..self
         }
     }

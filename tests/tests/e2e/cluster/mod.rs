@@ -1,5 +1,6 @@
 //! Real processes of every role on private servers. Each test has its own servers, so `./test` runs them one by one.
 
+mod amqp;
 mod balance;
 mod crashes;
 mod doctor;
