@@ -95,9 +95,9 @@ try_cluster() {
 
     say "$JOBS jobs while a worker is restarted, and as many when the leader has been killed"
     submit second 2000
-    local worker
-    worker="$(in_compose ps --quiet worker | head -n 1)"
-    "$docker" restart --time 45 "$worker" >/dev/null &
+    local workers
+    workers="$(in_compose ps --quiet worker)"
+    "$docker" restart --time 45 "${workers%%$'\n'*}" >/dev/null &
     local restarting=$!
     kill_leader
     submit third 50
@@ -317,7 +317,7 @@ use_docker() {
 client_with_buildkit() {
     local client
     for client in $(type -ap docker); do
-        if DOCKER_BUILDKIT=1 "$client" build --help 2>/dev/null | grep -q -- --secret; then
+        if DOCKER_BUILDKIT=1 "$client" build --help 2>/dev/null | grep -- --secret >/dev/null; then
             echo "$client"
             return
         fi
@@ -325,13 +325,15 @@ client_with_buildkit() {
     return 1
 }
 
-# It leaves no bridge and no firewall rule behind. Builds use the network of the host.
+# Builds use the network of the host, so it needs no bridge of its own. Its firewall rules let containers reach each other
+# also where an earlier daemon has left the host closed; they go when it goes.
 start_daemon() {
     ((EUID == 0)) || die 'no Docker daemon runs, and only root can start one'
     local deadline=$((SECONDS + 60))
+    iptables-save >"$scratch/firewall"
     export DOCKER_HOST="unix://$scratch/docker.sock"
     dockerd --host "$DOCKER_HOST" --data-root "$scratch/docker" --exec-root "$scratch/docker-run" \
-        --pidfile "$scratch/docker.pid" --bridge none --iptables=false --ip-masq=false \
+        --pidfile "$scratch/docker.pid" --bridge none --ip-forward=false \
         >"$scratch/dockerd.log" 2>&1 </dev/null &
     daemon=$!
     until "$docker" version >/dev/null 2>&1; do
@@ -406,7 +408,8 @@ import_debian() {
     ((EUID == 0)) || die "$2 cannot be fetched, and only root can make one"
     need debootstrap debootstrap
     local root="$scratch/$1" mirror from=$SECONDS
-    mirror="$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Created-By: Packages' | sed -n '/^Debian /{s///p;q}')"
+    mirror="$(apt-get indextargets --format '$(LABEL) $(REPO_URI)' 'Created-By: Packages' |
+        awk '$1 == "Debian" && !found++ { print $2 }')"
     debootstrap --variant=minbase "$1" "$root" "$mirror" >"$scratch/debootstrap.log" 2>&1 ||
         die "debootstrap failed: $(tail -n 5 "$scratch/debootstrap.log")"
     apt-config dump | grep -E '^Acquire::(Check-|[a-z]+::Proxy)' >"$root/etc/apt/apt.conf.d/90machine" || true
@@ -531,6 +534,7 @@ clean_up() {
     if [[ -n $daemon ]]; then
         kill "$daemon"
         wait "$daemon"
+        iptables-restore <"$scratch/firewall"
     fi
     if [[ -n $scratch ]]; then rm -rf --one-file-system "$scratch"; fi
     exit "$status"
