@@ -535,6 +535,8 @@ clean_up() {
         kill "$daemon"
         wait "$daemon"
         iptables-restore <"$scratch/firewall"
+        # The daemon leaves the network of the host mounted here when a container has used it.
+        umount "$scratch"/docker-run/netns/* 2>/dev/null
     fi
     if [[ -n $scratch ]]; then rm -rf --one-file-system "$scratch"; fi
     exit "$status"
