@@ -13,9 +13,13 @@ const BUCKETS_PER_OCTAVE: f64 = 4.0;
 const ENOUGH_SAMPLES: u64 = 20;
 /// Work that may wait at a worker for a slot, in milliseconds of its handler's time.
 const QUEUED_WORK_MS: f64 = 100.0;
-/// Most executions queued behind the slots of one handler of one worker: deep enough that work which costs nothing keeps
-/// the database busy while its reports travel (ADR 13).
-const MOST_EXTRA: f64 = 512.0;
+/// Most executions queued behind the slots of one handler of one worker.
+const MOST_EXTRA: f64 = 64.0;
+/// Unless they are no more than this much work, in milliseconds: runs that cost nothing queue deeper, so that the database
+/// is kept busy while their reports travel (ADR 13).
+const CHEAP_WORK_MS: f64 = 25.0;
+/// Most of those.
+const MOST_CHEAP_EXTRA: f64 = 512.0;
 /// A run this many times longer than the mean makes queueing behind busy slots a gamble.
 const UNEVEN: f64 = 20.0;
 
@@ -153,7 +157,9 @@ impl CostSummary {
             return 0;
         }
         let typical = self.mean_ms.max(self.p90_ms);
-        (QUEUED_WORK_MS * f64::from(slots) / typical).min(MOST_EXTRA) as u32
+        let runs_in = |work_ms: f64| work_ms * f64::from(slots) / typical;
+        let extra = runs_in(QUEUED_WORK_MS).min(MOST_EXTRA);
+        extra.max(runs_in(CHEAP_WORK_MS).min(MOST_CHEAP_EXTRA)) as u32
     }
 }
 
@@ -178,7 +184,7 @@ mod tests {
     #[test]
     fn nothing_is_queued_behind_slots_before_twenty_runs_were_seen() {
         assert_eq!(summary(&[1; 19]).extra(8), 0);
-        assert_eq!(summary(&[1; 20]).extra(8), MOST_EXTRA as u32);
+        assert_eq!(summary(&[3; 20]).extra(8), 64);
     }
 
     #[test]
@@ -200,7 +206,14 @@ mod tests {
     fn a_hiccup_of_a_few_milliseconds_does_not_make_runs_uneven() {
         let mut costs = vec![0; 999];
         costs.push(30);
-        assert_eq!(summary(&costs).extra(8), MOST_EXTRA as u32);
+        assert_eq!(summary(&costs).extra(8), 512);
+    }
+
+    #[test]
+    fn runs_that_cost_nothing_queue_deeper() {
+        let extra = summary(&[1; 100]).extra(8);
+        assert!((160..=200).contains(&extra), "{extra}");
+        assert_eq!(summary(&[0; 100]).extra(64), 512);
     }
 
     #[test]
