@@ -134,7 +134,10 @@ mod database_away {
             proxy.set(Traffic::Pass).await?;
             site.jobs_are(301).await?;
             assert_eq!(site.ready(&site.names.dead_submissions_queue()).await?, 0);
-            // A message whose commit lost its answer in the outage may stay unacked until it is looked up again.
+            // Batches are taken one after the other: once this one is stored, those before it are acked, but for what lost the
+            // answer to its commit in the outage.
+            site.publish(vec![site.message("last", JOB)]).await?;
+            site.jobs_are(302).await?;
             let unacked = site.stop_and_count_unacked().await?;
             assert!(unacked < 300, "nothing is acked");
             proxied.close().await;
