@@ -5,6 +5,7 @@
 //! of them run at once.
 
 pub mod api;
+pub mod bounds;
 pub mod cluster;
 pub mod database;
 pub mod figures;
