@@ -13,7 +13,7 @@ use crate::{
 use isocost_common::{
     broker::{Message, Publication},
     execution::{ExecutionError, ExecutionEvent, ExecutionStatus},
-    id::{ExecutionId, IncarnationId, JobId, MessageId},
+    id::{ExecutionId, IncarnationId, JobId},
     job::RetryPolicy,
     message::{Marker, kind},
     store::{
@@ -138,7 +138,7 @@ impl Leader {
             Ok(Finding { subject, verdict }) => {
                 let suspicion = match verdict {
                     Verdict::Dead(reason) => {
-                        let marker = new_marker();
+                        let marker = Marker::generate();
                         self.publisher.send(vec![Publication {
                             exchange: String::new(),
                             routing_key: self.listeners.heartbeats_queue.clone(),
@@ -290,7 +290,7 @@ impl Leader {
                 .marker
                 .is_none_or(|(_, sent_at)| now >= sent_at + MARKER_PATIENCE)
             {
-                let marker = new_marker();
+                let marker = Marker::generate();
                 aftermath.marker = Some((marker, now));
                 self.publisher.send(vec![Publication {
                     exchange: self.names.results_exchange(),
@@ -337,12 +337,6 @@ impl Leader {
             self.reload_soon();
         }
         Ok(())
-    }
-}
-
-fn new_marker() -> Marker {
-    Marker {
-        marker: MessageId::generate(),
     }
 }
 

@@ -26,7 +26,7 @@ use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, time::timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
@@ -221,16 +221,13 @@ async fn open_store(config: &Config, data: &Path) -> Result<Store, Error> {
 
 /// The worker is gone and its reports are confirmed; the in-process broker would take them along.
 async fn last_reports_taken_in(broker: &dyn Broker, names: &Names) {
-    let queue = names.results_queue();
-    let deadline = tokio::time::Instant::now() + LAST_REPORTS;
-    while tokio::time::Instant::now() < deadline {
-        match broker.inspect(&queue).await {
-            Ok(Some(state)) if state.messages > 0 => tokio::time::sleep(Duration::from_millis(5)).await,
-            _ => return,
-        }
-    }
+    let failure = match timeout(LAST_REPORTS, dispatcher::intake::all_taken_in(broker, names)).await {
+        Ok(Ok(())) => return,
+        Ok(Err(error)) => error.to_string(),
+        Err(elapsed) => elapsed.to_string(),
+    };
     warn!(
-        queue,
-        "stopping although reports are left; the next start recovers their executions"
+        failure,
+        "stopping although reports may be left; the next start recovers their executions"
     );
 }

@@ -69,3 +69,13 @@ pub struct Marker {
     /// Which one.
     pub marker: crate::id::MessageId,
 }
+
+impl Marker {
+    /// A new one.
+    #[must_use]
+    pub fn generate() -> Self {
+        Self {
+            marker: crate::id::MessageId::generate(),
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! Handlers' log lines and progress: taken in as long as the database keeps up, dropped rather than held back.
 
-use super::Intake;
+use super::{Intake, without_markers};
 use crate::subscription::{patient, pause};
 use isocost_common::{
     broker::Delivery,
@@ -18,6 +18,7 @@ const LINGER: Duration = Duration::from_millis(20);
 pub(super) async fn run(intake: &Intake) {
     let mut subscription = intake.subscribe(intake.names.logs_queue());
     while let Some((deliveries, acker)) = subscription.next(intake.batch, LINGER).await {
+        let (markers, deliveries) = without_markers(deliveries);
         let message = merge(&deliveries);
         let mut pauses = patient();
         while let Err(error) = store(&intake.ports.store, &message).await {
@@ -32,6 +33,7 @@ pub(super) async fn run(intake: &Intake) {
         }
         let tags: Vec<_> = deliveries.iter().map(|delivery| delivery.tag).collect();
         acker.ack(&tags).await;
+        intake.pass_on(markers, acker.as_ref()).await;
     }
 }
 

@@ -6,9 +6,12 @@
 //! that is what *unknown* relies on. A report that cannot be taken in is set aside alone, after everything that could.
 
 mod decide;
+mod flush;
 mod fold;
 mod logs;
 mod take;
+
+pub use flush::all_taken_in;
 
 use crate::subscription::{Subscription, declare, patient, pause};
 use fold::Item;
@@ -86,9 +89,7 @@ impl Intake {
             .subscribe(self.names.results_queue())
             .needed(&self.ports.readiness, "results queue");
         while let Some((deliveries, acker)) = subscription.next(self.batch, LINGER).await {
-            let (markers, deliveries): (Vec<_>, Vec<_>) = deliveries
-                .into_iter()
-                .partition(|delivery| delivery.message.kind == kind::MARKER);
+            let (markers, deliveries) = without_markers(deliveries);
             let messages = read(&deliveries, acker.as_ref()).await;
             for part in cut(&messages, self.batch) {
                 if self.take_in_part(part, acker.as_ref()).await.is_err() {
@@ -99,7 +100,7 @@ impl Intake {
         }
     }
 
-    /// Tells the leader that everything before its markers is taken in. One that is lost here is sent again.
+    /// Tells whoever sent these markers that everything before them is taken in. One that is lost here is sent again.
     async fn pass_on(&self, markers: Vec<Delivery>, acker: &dyn Acker) {
         let tags: Vec<_> = markers.iter().map(|marker| marker.tag).collect();
         let publications: Vec<_> = markers
@@ -260,6 +261,12 @@ fn publication(exchange: String, routing_key: String, message: Message) -> Publi
         mandatory: false,
         message,
     }
+}
+
+fn without_markers(deliveries: Vec<Delivery>) -> (Vec<Delivery>, Vec<Delivery>) {
+    deliveries
+        .into_iter()
+        .partition(|delivery| delivery.message.kind == kind::MARKER)
 }
 
 /// Reads the messages; one that cannot be read goes to the dead letters at once.

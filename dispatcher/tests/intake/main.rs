@@ -9,8 +9,10 @@ use isocost_common::{
     message::{CallbackTicket, LogLevel, LogLine, LogMessage, Progress, ReportEvent, kind},
     store::{handler_logs, job_log},
 };
+use isocost_dispatcher::intake::all_taken_in;
 use site::{Site, consuming, finished, started, success};
 use std::time::Duration;
+use tokio::time::timeout;
 
 #[tokio::test]
 async fn a_run_is_settled_announced_and_acked() -> anyhow::Result<()> {
@@ -44,9 +46,7 @@ async fn a_run_is_settled_announced_and_acked() -> anyhow::Result<()> {
 }
 
 async fn next(consumer: &mut dyn Consumer) -> anyhow::Result<Message> {
-    Ok(tokio::time::timeout(Duration::from_secs(10), consumer.next())
-        .await??
-        .message)
+    Ok(timeout(Duration::from_secs(10), consumer.next()).await??.message)
 }
 
 #[tokio::test]
@@ -257,5 +257,24 @@ async fn lines_are_stored_once_and_progress_of_an_older_handover_is_dropped() ->
     drop(reader);
     assert_eq!(later.len(), 1);
     assert_eq!(site.execution(row.id).await?.progress_percent, Some(50));
+    site.stop().await
+}
+
+#[tokio::test]
+async fn what_the_intake_holds_is_waited_for() -> anyhow::Result<()> {
+    let site = Site::start().await?;
+    let row = site.dispatched(RetryPolicy::default()).await?;
+    let writer = site.store.begin().await?;
+    site.report(vec![(row.claim(), finished(&site.store, success()))])
+        .await?;
+    let mut flush = Box::pin(all_taken_in(site.broker.as_ref(), &site.names));
+    assert!(
+        timeout(Duration::from_millis(300), &mut flush).await.is_err(),
+        "nothing can be committed yet"
+    );
+    assert_eq!(site.ready(&site.names.results_queue()).await?, 0, "it is in hand");
+    drop(writer);
+    timeout(Duration::from_secs(10), flush).await??;
+    assert_eq!(site.execution(row.id).await?.status, ExecutionStatus::Succeeded);
     site.stop().await
 }
