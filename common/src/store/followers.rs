@@ -254,7 +254,8 @@ async fn lock_waiting(tx: &mut Tx, parents: &[JobId]) -> Result<Vec<JobRow>, Sto
     let mut followers = Vec::new();
     for chunk in key_chunks(parents) {
         let sql = format!(
-            "select {} from job_info where parent_job_id in ({}) and status = {} and next_trigger_time is null \
+            "select {} from job_info /*! force index (idx_job_parent) */ \
+             where parent_job_id in ({}) and status = {} and next_trigger_time is null \
              order by id{lock}",
             jobs::columns(),
             placeholders(chunk.len(), 0),

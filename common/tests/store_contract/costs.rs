@@ -17,7 +17,9 @@ use isocost_common::{
         history,
         jobs::JobRow,
         listing::{self, ExecutionFilter, JobFilter},
-        placement, recovery, submission,
+        placement, recovery,
+        settle::{self, Ended},
+        submission,
     },
     store_tests,
     test_support::{
@@ -441,6 +443,16 @@ async fn hot_statements_read_what_they_need(store: &TestStore) -> Result<()> {
         pruned as i64 == batch && rows <= 20 * batch,
         "{rows} rows for {pruned}"
     );
+    let ended = ended_runs(store).await?;
+    let (rows, _) = counted
+        .reads(async |store| settle::settle(&mut store.begin().await?, &ended).await)
+        .await?;
+    println!("{rows:>8} rows: {} ends of one-shots are settled", ended.len());
+    ensure!(
+        rows <= 15 * ended.len() as i64,
+        "{rows} rows for {} ends",
+        ended.len()
+    );
     let submitted: Vec<JobRow> = (0..100).map(|number| submitted(crowd.app, number)).collect();
     for round in ["new", "known"] {
         let (rows, _) = counted
@@ -451,6 +463,27 @@ async fn hot_statements_read_what_they_need(store: &TestStore) -> Result<()> {
     }
     ensure!(too_many.is_empty(), "{too_many:#?}");
     Ok(())
+}
+
+/// One that has just ended of each of 300 jobs.
+async fn ended_runs(store: &TestStore) -> Result<Vec<Ended>> {
+    let mut reader = store.reader().await?;
+    let ids = sqlx::query("select id from job_info order by id limit 300")
+        .fetch_all(&mut *reader)
+        .await?;
+    ids.iter()
+        .map(|row| {
+            let id: String = row.try_get("id")?;
+            let job = JobRow {
+                id: id.parse()?,
+                ..given::job()
+            };
+            Ok(Ended {
+                row: given::execution(&job, ExecutionStatus::Succeeded),
+                held_slot: false,
+            })
+        })
+        .collect()
 }
 
 fn submitted(app: AppId, number: usize) -> JobRow {

@@ -10,7 +10,7 @@ use crate::{
         executions::{self, ExecutionRow, TriggerKind, rank_time},
         job_log::{self, LogEntry},
         jobs::{self, JobRow},
-        placeholders, row_chunks,
+        key_chunks, placeholders,
         slots::LockedSlots,
         transitions::Applied,
     },
@@ -73,9 +73,9 @@ fn parent_of(child: &JobRow) -> Option<JobId> {
 
 async fn read_children(connection: &mut Connection, parents: &[JobId]) -> Result<Vec<JobRow>, StoreError> {
     let mut children = Vec::new();
-    for chunk in row_chunks(parents) {
+    for chunk in key_chunks(parents) {
         let sql = format!(
-            "select {} from job_info where parent_job_id in ({}) order by id",
+            "select {} from job_info /*! force index (idx_job_parent) */ where parent_job_id in ({}) order by id",
             jobs::columns(),
             placeholders(chunk.len(), 0)
         );

@@ -11,7 +11,7 @@ use crate::{
     id::JobId,
     job::{JobStatus, Trigger},
     store::{
-        BulkUpdate, Connection, Row, StoreError, Tx, executions::TriggerKind, placeholders, row_chunks,
+        BulkUpdate, Connection, Row, StoreError, Tx, executions::TriggerKind, key_chunks, placeholders,
         transitions::Applied,
     },
     time::EpochMillis,
@@ -141,7 +141,7 @@ async fn count(connection: &mut Connection, jobs: &[JobId]) -> Result<HashMap<Jo
     let scheduled = TriggerKind::Schedule.code();
     let retry = TriggerKind::Retry.code();
     let mut counts = HashMap::with_capacity(jobs.len());
-    for chunk in row_chunks(jobs) {
+    for chunk in key_chunks(jobs) {
         let sql = format!(
             "select job_id, count(case when status < {succeeded} then 1 end) as open_count, \
              count(distinct case when status = {succeeded} and trigger_kind in ({scheduled}, {retry}) \

@@ -12,7 +12,7 @@ mod webhook;
 use super::{
     Connection, Row, StoreError, Tx,
     executions::{ExecutionRow, TriggerKind},
-    followers, placeholders, row_chunks,
+    followers, key_chunks, placeholders,
     transitions::Applied,
 };
 use crate::{
@@ -84,7 +84,7 @@ async fn read_jobs(
     ids.sort_unstable();
     ids.dedup();
     let mut jobs = HashMap::with_capacity(ids.len());
-    for chunk in row_chunks(&ids) {
+    for chunk in key_chunks(&ids) {
         let sql = format!(
             "select job_info.id, job_info.app_id, job_info.name, job_info.trigger_spec, job_info.start_at, \
              job_info.end_at, job_info.next_trigger_time, job_info.status, job_info.version, \
@@ -191,7 +191,7 @@ async fn shard_states(
         ExecutionStatus::Succeeded.code(),
         ExecutionStatus::Succeeded.code(),
     );
-    for chunk in row_chunks(&instants) {
+    for chunk in key_chunks(&instants) {
         let one = "(job_id = ? and scheduled_time = ?)";
         let sql = format!(
             "select job_id, scheduled_time, trigger_key, \
