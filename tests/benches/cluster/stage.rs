@@ -1,12 +1,17 @@
 //! The cluster that is measured.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use isocost_tests::{
     api::Api,
     cluster::{Cluster, Process, Role},
-    patience::eventually,
 };
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
+
+/// Longest wait for results.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// Looking costs what is measured: the machine's time.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
 /// One API, one relay, and some dispatchers and workers.
 pub(crate) struct Stage {
@@ -50,12 +55,15 @@ impl Stage {
 
     /// Waits until so many have.
     pub(crate) async fn wait_until_finished(&self, count: f64) -> Result<()> {
-        eventually(
-            "all results are committed",
-            Duration::from_secs(180),
-            async || Ok((self.finished().await? >= count).then_some(())),
-        )
-        .await
+        let deadline = Instant::now() + PATIENCE;
+        while self.finished().await? < count {
+            ensure!(
+                Instant::now() < deadline,
+                "not all results are committed within {PATIENCE:?}"
+            );
+            sleep(BETWEEN_LOOKS).await;
+        }
+        Ok(())
     }
 
     /// The sum of a metric over all processes.

@@ -19,6 +19,8 @@ use tokio::{
 const START_LIMIT: Duration = Duration::from_secs(60);
 /// Longest orderly stop: the worker's grace, and some more.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// Longest wait for an answer of its health listener.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 const LOG_LINES: usize = 40;
 
 /// What a process does.
@@ -70,6 +72,7 @@ pub(super) struct Plan {
 pub struct Process {
     plan: Plan,
     child: Child,
+    http: reqwest::Client,
 }
 
 impl Process {
@@ -89,7 +92,11 @@ impl Process {
                     plan.program.display()
                 )
             })?;
-        Ok(Self { plan, child })
+        Ok(Self {
+            plan,
+            child,
+            http: reqwest::Client::builder().timeout(ANSWER_LIMIT).build()?,
+        })
     }
 
     /// Waits until `/readyz` says so.
@@ -119,7 +126,7 @@ impl Process {
     /// # Errors
     /// When it does not answer.
     pub async fn readiness(&self) -> Result<(bool, Value)> {
-        let answer = reqwest::get(self.health_url("readyz")).await?;
+        let answer = self.look("readyz").await?;
         Ok((answer.status().is_success(), answer.json().await?))
     }
 
@@ -128,7 +135,7 @@ impl Process {
     /// # Errors
     /// When it does not answer.
     pub async fn metric(&self, name: &str) -> Result<f64> {
-        let text = reqwest::get(self.health_url("metrics")).await?.text().await?;
+        let text = self.look("metrics").await?.text().await?;
         let values = text.lines().filter_map(|line| {
             let rest = line.strip_prefix(name)?;
             let is_name = rest.starts_with([' ', '{']);
@@ -235,6 +242,10 @@ impl Process {
         let log = self.log().unwrap_or_default();
         let skipped = log.lines().count().saturating_sub(LOG_LINES);
         log.lines().skip(skipped).collect::<Vec<_>>().join("\n")
+    }
+
+    async fn look(&self, path: &str) -> Result<reqwest::Response> {
+        Ok(self.http.get(self.health_url(path)).send().await?)
     }
 
     fn health_url(&self, path: &str) -> String {
