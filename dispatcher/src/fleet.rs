@@ -4,9 +4,9 @@ mod member;
 
 pub(crate) use member::Member;
 
-use crate::balancer::Offer;
+use crate::{balancer::Offer, held::Held};
 use isocost_common::{
-    execution::{Claim, ExecutionStatus},
+    execution::Claim,
     id::{AppId, ExecutionId, IncarnationId, WorkerId},
     message::Heartbeat,
     store::{
@@ -18,35 +18,9 @@ use isocost_common::{
 use member::Seat;
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::Arc,
     time::Duration,
 };
 use tokio::time::Instant;
-
-/// An execution that an incarnation owns.
-#[derive(Debug, Clone)]
-pub(crate) struct Held {
-    pub(crate) claim: Claim,
-    pub(crate) worker: WorkerId,
-    pub(crate) incarnation: IncarnationId,
-    pub(crate) class: Arc<Class>,
-    pub(crate) status: ExecutionStatus,
-    pub(crate) placed_at: EpochMillis,
-    pub(crate) not_after: EpochMillis,
-    /// Of the leader that placed it.
-    pub(crate) epoch: i64,
-    /// When this leader placed it or learned of it.
-    pub(crate) since: Instant,
-    pub(crate) started_at: Option<EpochMillis>,
-    pub(crate) timeout_ms: i64,
-    pub(crate) cancel_requested: bool,
-    /// The broker has confirmed its message.
-    pub(crate) published: bool,
-    /// Heartbeats in a row that did not name it.
-    pub(crate) unnamed: u32,
-    /// When its worker was last asked to release it.
-    pub(crate) asked_at: Option<Instant>,
-}
 
 /// Everything the leader knows about workers and what they own.
 #[derive(Debug)]

@@ -1,42 +1,9 @@
 //! An inquest into one silent incarnation: what the coordination service, the worker's own port and its queue say.
 
-use isocost_common::{
-    Ports,
-    broker::topology::Names,
-    id::{IncarnationId, WorkerId},
-};
+use crate::death::{Subject, Verdict};
+use isocost_common::{Ports, broker::topology::Names, id::IncarnationId};
 use serde::Deserialize;
-use std::time::Duration;
 use tracing::debug;
-
-/// Leases of silence that need no probe.
-const SILENCE_THAT_PROVES: u32 = 3;
-
-/// Who is looked into.
-#[derive(Debug, Clone)]
-pub(crate) struct Subject {
-    pub(crate) worker: WorkerId,
-    pub(crate) incarnation: IncarnationId,
-    pub(crate) host: String,
-    pub(crate) port: u16,
-    /// How long no heartbeat of it has come over the broker.
-    pub(crate) silence: Duration,
-    /// How long a lease is.
-    pub(crate) lease: Duration,
-    /// A newer incarnation of the same worker at the same address.
-    pub(crate) successor: Option<IncarnationId>,
-}
-
-/// What an inquest found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Something of it answers, or its other path has not expired.
-    Alive,
-    /// A part of the evidence could not be had.
-    Unclear,
-    /// Nobody is there, and why that is certain.
-    Dead(&'static str),
-}
 
 /// The verdict on one incarnation.
 #[derive(Debug)]
@@ -68,37 +35,21 @@ pub(crate) async fn examine(
 
 async fn judge(ports: &Ports, names: &Names, probe: &reqwest::Client, subject: &Subject) -> Verdict {
     let answering = livez(probe, subject).await;
-    if answering == Some(subject.incarnation) {
-        return Verdict::Alive;
+    if let Some(verdict) = subject.after_probe(answering) {
+        return verdict;
     }
-    if answering.is_some() && answering == subject.successor {
-        return Verdict::Dead("its successor answers on its port");
-    }
-    // Without a lease of silence only a successor proves anything.
-    if subject.silence < subject.lease {
+    // Without the service's word it may be renewing its lease there, where only we cannot see it.
+    let Ok(heartbeats) = ports.coordination.heartbeats().await else {
         return Verdict::Unclear;
-    }
-    match ports.coordination.heartbeats().await {
-        Ok(heartbeats) => {
-            let mut stored = heartbeats.stored.into_iter();
-            if stored.any(|beat| beat.incarnation == subject.incarnation && beat.age < subject.lease) {
-                return Verdict::Alive;
-            }
-            // A service that was flushed or started meanwhile has forgotten heartbeats that renewed a lease.
-            if heartbeats.known_for < subject.lease {
-                return Verdict::Unclear;
-            }
-        }
-        // It may be renewing its lease there, where only we cannot see it.
-        Err(_) => return Verdict::Unclear,
-    }
-    if subject.silence >= subject.lease * SILENCE_THAT_PROVES {
-        return Verdict::Dead("silent for three leases");
+    };
+    let stored = heartbeats.stored.into_iter();
+    let ages = stored.filter(|beat| beat.incarnation == subject.incarnation).map(|beat| beat.age);
+    if let Some(verdict) = subject.after_last_heartbeat(ages.min(), heartbeats.known_for) {
+        return verdict;
     }
     let queue = names.worker_queue(&subject.worker, subject.incarnation);
     match ports.broker.inspect(&queue).await {
-        Ok(Some(state)) if state.consumers > 0 => Verdict::Alive,
-        Ok(_) => Verdict::Dead("silent for a lease, and nobody answers or consumes"),
+        Ok(state) => subject.after_queue(state.map(|state| state.consumers)),
         Err(_) => Verdict::Unclear,
     }
 }

@@ -6,16 +6,18 @@
 use crate::{
     balancer::Balancer,
     fleet::Fleet,
+    held::Held,
+    in_flight::Delivered,
     leadership::Tenure,
     listen::{Event, Listeners},
     placement::Backlog,
-    publish::{Delivered, Publisher},
+    publish::Publisher,
     reconcile::Strangers,
     recovery::Inquests,
 };
 use isocost_common::{
     Ports,
-    broker::{BrokerHealth, topology::Names},
+    broker::{BrokerHealth, Publication, topology::Names},
     config::{DispatcherConfig, LeaseConfig},
     error_chain::chain,
     execution::ExecutionStatus,
@@ -436,7 +438,7 @@ impl Leader {
         }
     }
 
-    fn note_delivered(&mut self, delivered: Vec<Delivered>) {
+    fn note_delivered(&mut self, delivered: Vec<Delivered<Publication>>) {
         for claim in delivered.into_iter().flat_map(|delivered| delivered.claims) {
             if let Some(held) = self.fleet.held_mut(claim) {
                 held.published = true;
@@ -449,7 +451,7 @@ impl Leader {
         self.publisher.publish_again(now, |claim| {
             fleet
                 .held(claim)
-                .is_some_and(|held| held.status == ExecutionStatus::Dispatched)
+                .is_some_and(Held::wants_its_message)
         });
     }
 

@@ -7,9 +7,12 @@
 mod balancer;
 mod claim;
 mod cost;
+pub mod death;
 mod error;
 mod fleet;
+pub mod held;
 mod housekeeping;
+pub mod in_flight;
 mod inquest;
 pub mod intake;
 mod leader;

@@ -5,7 +5,7 @@
 
 use crate::{
     balancer::{affinity, home_key},
-    fleet::Held,
+    held::Held,
     leader::Leader,
     publish::Parcel,
 };

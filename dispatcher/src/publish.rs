@@ -1,16 +1,13 @@
 //! Publishing: executions leave for their workers in messages of many, pipelined, and again until the broker has them.
 
+use crate::in_flight::{Delivered, InFlight};
 use isocost_common::{
     broker::{Broker, Message, Publication, PublishOutcome, topology::Names},
     execution::Claim,
     id::{IncarnationId, WorkerId},
     message::{CallbackTicket, ControlAction, ControlMessage, DispatchMessage, DispatchedExecution, kind},
 };
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc};
 use tokio::{
     task::{JoinError, JoinSet},
     time::Instant,
@@ -23,8 +20,6 @@ const MOST_EXECUTIONS: usize = 64;
 const MOST_BYTES: usize = 256 * 1024;
 /// Publishing calls under way before placing waits.
 const MOST_CALLS: usize = 64;
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// An execution on its way to its worker.
 #[derive(Debug)]
@@ -34,28 +29,11 @@ pub(crate) struct Parcel {
     pub(crate) execution: DispatchedExecution,
 }
 
-/// A message that the broker has not confirmed yet.
-#[derive(Debug)]
-struct Letter {
-    publication: Publication,
-    claims: Vec<Claim>,
-    tries: u32,
-    /// When it is published again; none while a call is under way.
-    again_at: Option<Instant>,
-}
-
-/// What became of the executions of a letter.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Delivered {
-    pub(crate) claims: Vec<Claim>,
-}
-
-/// The in-flight table: what was committed as dispatched and is not confirmed by the broker.
+/// Publishes without waiting, and keeps what the broker has not confirmed.
 pub(crate) struct Publisher {
     broker: Arc<dyn Broker>,
     names: Names,
-    letters: HashMap<u64, Letter>,
-    next_letter: u64,
+    in_flight: InFlight<Publication>,
     calls: JoinSet<Vec<(Option<u64>, PublishOutcome)>>,
 }
 
@@ -64,8 +42,7 @@ impl Publisher {
         Self {
             broker,
             names,
-            letters: HashMap::new(),
-            next_letter: 0,
+            in_flight: InFlight::default(),
             calls: JoinSet::new(),
         }
     }
@@ -98,15 +75,8 @@ impl Publisher {
                     mandatory: true,
                     message,
                 };
-                publications.push((Some(self.next_letter), publication.clone()));
-                let letter = Letter {
-                    publication,
-                    claims,
-                    tries: 1,
-                    again_at: None,
-                };
-                self.letters.insert(self.next_letter, letter);
-                self.next_letter += 1;
+                let number = self.in_flight.add(publication.clone(), claims);
+                publications.push((Some(number), publication));
             }
         }
         self.call(publications);
@@ -158,7 +128,7 @@ impl Publisher {
 
     /// Messages the broker has not confirmed.
     pub(crate) fn unconfirmed(&self) -> usize {
-        self.letters.len()
+        self.in_flight.len()
     }
 
     fn call(&mut self, publications: Vec<(Option<u64>, Publication)>) {
@@ -174,7 +144,7 @@ impl Publisher {
     }
 
     /// Waits for the end of a publishing call; for ever when none is under way. Cancel-safe.
-    pub(crate) async fn next_outcome(&mut self, now: impl Fn() -> Instant) -> Vec<Delivered> {
+    pub(crate) async fn next_outcome(&mut self, now: impl Fn() -> Instant) -> Vec<Delivered<Publication>> {
         loop {
             match self.calls.join_next().await {
                 Some(Ok(outcomes)) => return self.settle(outcomes, now()),
@@ -185,7 +155,7 @@ impl Publisher {
     }
 
     /// The calls that have ended by now.
-    pub(crate) fn outcomes(&mut self, now: Instant) -> Vec<Delivered> {
+    pub(crate) fn outcomes(&mut self, now: Instant) -> Vec<Delivered<Publication>> {
         let mut delivered = Vec::new();
         while let Some(ended) = self.calls.try_join_next() {
             match ended {
@@ -199,36 +169,25 @@ impl Publisher {
     /// A call ended without a word, and nobody knows which: whatever waits for an answer is published again.
     fn broken(&mut self, failure: &JoinError, now: Instant) {
         warn!(%failure, "a publishing call broke");
-        for letter in self.letters.values_mut() {
-            letter.again_at.get_or_insert(now + FIRST_PAUSE);
-        }
+        self.in_flight.in_doubt(now);
     }
 
-    fn settle(&mut self, outcomes: Vec<(Option<u64>, PublishOutcome)>, now: Instant) -> Vec<Delivered> {
+    fn settle(
+        &mut self,
+        outcomes: Vec<(Option<u64>, PublishOutcome)>,
+        now: Instant,
+    ) -> Vec<Delivered<Publication>> {
         let mut delivered = Vec::new();
         for (number, outcome) in outcomes {
             let Some(number) = number else { continue };
-            match outcome {
-                PublishOutcome::Confirmed | PublishOutcome::Returned => {
-                    let Some(letter) = self.letters.remove(&number) else {
-                        continue;
-                    };
-                    if outcome == PublishOutcome::Returned {
-                        // That incarnation has no queue: its lease decides, and a query when it comes back.
-                        debug!(queue = letter.publication.routing_key, "a dispatch was returned");
-                        metrics::counter!("isocost_dispatches_returned_total").increment(1);
-                    }
-                    delivered.push(Delivered {
-                        claims: letter.claims,
-                    });
-                }
-                PublishOutcome::Nacked | PublishOutcome::Unknown => {
-                    if let Some(letter) = self.letters.get_mut(&number) {
-                        let pause = FIRST_PAUSE * 2_u32.saturating_pow(letter.tries - 1).min(64);
-                        letter.again_at = Some(now + pause.min(LONGEST_PAUSE));
-                    }
-                }
+            let Some(letter) = self.in_flight.on_outcome(number, outcome, now) else {
+                continue;
+            };
+            if letter.returned {
+                debug!(queue = letter.message.routing_key, "a dispatch was returned");
+                metrics::counter!("isocost_dispatches_returned_total").increment(1);
             }
+            delivered.push(letter);
         }
         delivered
     }
@@ -236,41 +195,23 @@ impl Publisher {
     /// Publishes again, under the same number and the same `not_after`, what was not confirmed and whose pause is over;
     /// forgets what nobody owns any more.
     pub(crate) fn publish_again(&mut self, now: Instant, is_owned: impl Fn(Claim) -> bool) {
-        let due: Vec<u64> = self
-            .letters
-            .iter()
-            .filter(|(_, letter)| letter.again_at.is_some_and(|at| at <= now))
-            .map(|(number, _)| *number)
-            .collect();
-        let mut publications = Vec::new();
-        for number in due {
-            let Some(letter) = self.letters.get_mut(&number) else {
-                continue;
-            };
-            if letter.claims.iter().any(|claim| is_owned(*claim)) {
-                letter.tries += 1;
-                letter.again_at = None;
-                publications.push((Some(number), letter.publication.clone()));
-            } else {
-                self.letters.remove(&number);
-            }
-        }
-        self.call(publications);
+        let again = self.in_flight.due_again(now, is_owned);
+        self.call(
+            again
+                .into_iter()
+                .map(|(number, publication)| (Some(number), publication))
+                .collect(),
+        );
     }
 
     /// Pauses that an outage let grow are over with it: what waits is published again at once.
     pub(crate) fn broker_is_back(&mut self, now: Instant) {
-        for letter in self.letters.values_mut() {
-            if letter.again_at.is_some() {
-                letter.again_at = Some(now);
-                letter.tries = 1;
-            }
-        }
+        self.in_flight.broker_is_back(now);
     }
 
     /// The earliest instant at which something is published again.
     pub(crate) fn next_again(&self) -> Option<Instant> {
-        self.letters.values().filter_map(|letter| letter.again_at).min()
+        self.in_flight.next_again()
     }
 
     /// Waits for the calls under way; what is not confirmed by then is published again by the next leader.

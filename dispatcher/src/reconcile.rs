@@ -2,7 +2,7 @@
 //! heartbeat. Differences are asked about; only the database's word about a handover ever stops one.
 
 use crate::{
-    fleet::Held,
+    held::{Held, is_over, is_result_overdue, must_be_published},
     leader::Leader,
     placement::{TakenSeat, parcel},
 };
@@ -23,17 +23,10 @@ use isocost_common::{
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
-    time::Duration,
 };
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-/// Heartbeats in a row that do not name an execution before its worker is asked about it.
-const UNNAMED_REPORTS: u32 = 2;
-/// A heartbeat may have been under way for this long when an execution was placed.
-const REPORT_AGE: Duration = Duration::from_secs(1);
-/// A request is repeated after this long.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// Releases asked for in one round, so that slow reports do not set off a flood of them.
 const MOST_MOVES: usize = 64;
 
@@ -89,18 +82,9 @@ impl Leader {
             if held.incarnation != heartbeat.incarnation {
                 continue;
             }
-            if named.contains(&held.claim) {
-                held.unnamed = 0;
-            } else if held.published && heard_at.duration_since(held.since) > REPORT_AGE {
-                held.unnamed += 1;
-                if held.unnamed >= UNNAMED_REPORTS {
-                    debug!(execution.id = %held.claim.execution, worker.id = %held.worker, "asking for an execution");
-                    let query = ControlAction::Query {
-                        claim: held.claim,
-                        not_after: Some(held.not_after),
-                    };
-                    requests.add(&held.worker, held.incarnation, query);
-                }
+            if let Some(query) = held.on_heartbeat(named.contains(&held.claim), heard_at) {
+                debug!(execution.id = %held.claim.execution, worker.id = %held.worker, "asking for an execution");
+                requests.add(&held.worker, held.incarnation, query);
             }
         }
         self.request(requests);
@@ -134,11 +118,7 @@ impl Leader {
         drop(reader);
         let mut requests = Requests::default();
         for (claim, (worker, incarnation)) in strangers {
-            let is_over = standings.get(&claim.execution).is_none_or(|standing| {
-                standing.claim.dispatch_seq > claim.dispatch_seq
-                    || (standing.claim == claim && !standing.status.is_owned())
-            });
-            if is_over {
+            if is_over(claim, standings.get(&claim.execution)) {
                 debug!(execution.id = %claim.execution, worker.id = %worker, "cancelling what is not its own");
                 let cancel = ControlAction::Cancel {
                     claim,
@@ -166,17 +146,9 @@ impl Leader {
     pub(crate) fn request_cancels(&mut self, now: Instant) {
         let mut requests = Requests::default();
         for held in self.fleet.all_held_mut() {
-            if !held.cancel_requested || held.asked_at.is_some_and(|at| now < at + ASK_AGAIN) {
-                continue;
+            if let Some(action) = held.stop_request(now) {
+                requests.add(&held.worker, held.incarnation, action);
             }
-            held.asked_at = Some(now);
-            let (claim, not_after) = (held.claim, Some(held.not_after));
-            let action = if held.status == ExecutionStatus::Running {
-                ControlAction::Cancel { claim, not_after }
-            } else {
-                ControlAction::Release { claim, not_after }
-            };
-            requests.add(&held.worker, held.incarnation, action);
         }
         self.request(requests);
     }
@@ -184,17 +156,10 @@ impl Leader {
     /// Asks for what has not started for a while, where another worker could start it at once.
     pub(crate) fn move_unstarted(&mut self, now: Instant) {
         let patience = millis(self.leases.move_after_ms);
-        let is_overdue = |held: &&Held| {
-            held.status == ExecutionStatus::Dispatched
-                && held.published
-                && !held.cancel_requested
-                && held.asked_at.is_none_or(|at| now >= at + ASK_AGAIN)
-                && now.duration_since(held.since) > patience
-        };
         let overdue: Vec<Claim> = self
             .fleet
             .all_held()
-            .filter(is_overdue)
+            .filter(|held| held.waits_too_long(patience, now))
             .take(MOST_MOVES)
             .map(|held| held.claim)
             .collect();
@@ -217,11 +182,7 @@ impl Leader {
             let Some((_, free)) = elsewhere else { continue };
             *free -= 1;
             if let Some(held) = self.fleet.held_mut(claim) {
-                held.asked_at = Some(now);
-                let release = ControlAction::Release {
-                    claim,
-                    not_after: Some(held.not_after),
-                };
+                let release = held.release_request(now);
                 requests.add(&held.worker, held.incarnation, release);
             }
         }
@@ -233,7 +194,7 @@ impl Leader {
         let (began, grace) = (self.began_at, millis(self.config.result_grace_ms));
         let is_overdue = move |started_at: Option<EpochMillis>, timeout_ms: i64| {
             let allowed = millis(u64::try_from(timeout_ms).unwrap_or(0)) + grace;
-            started_at.is_some_and(|at| at.max(began) + allowed < now)
+            is_result_overdue(started_at, allowed, began, now)
         };
         let overdue: Vec<ExecutionId> = self
             .fleet
@@ -374,36 +335,16 @@ impl Leader {
                 self.fleet.end(&owned.worker, owned.incarnation, status, now);
             }
             if let Some(held) = self.fleet.held_mut(owned.claim) {
-                held.status = owned.status;
-                held.started_at = owned.started_at;
-                held.cancel_requested |= owned.cancel_requested;
+                held.follow(owned);
                 continue;
             }
             let Some(class) = self.backlog.class(&owned.class_key) else {
                 continue;
             };
-            let publish = owned.status == ExecutionStatus::Dispatched;
-            if publish && !owned.owner.is_some_and(WorkerStatus::has_ended) {
+            if must_be_published(owned) {
                 again.push(owned.claim.execution);
             }
-            let held = Held {
-                claim: owned.claim,
-                worker: owned.worker.clone(),
-                incarnation: owned.incarnation,
-                class,
-                status: owned.status,
-                placed_at: owned.dispatched_at,
-                not_after: owned.not_after,
-                epoch: owned.epoch,
-                since: now,
-                started_at: owned.started_at,
-                timeout_ms: owned.timeout_ms,
-                cancel_requested: owned.cancel_requested,
-                published: !publish,
-                unnamed: 0,
-                asked_at: None,
-            };
-            self.fleet.hold(held, now);
+            self.fleet.hold(Held::found(owned, class, now), now);
         }
         again
     }

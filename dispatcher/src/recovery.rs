@@ -7,20 +7,19 @@
 //! incarnations own, so every leader finishes what another began.
 
 use crate::{
-    inquest::{Finding, Subject, Verdict, examine},
+    death::{Aftermath, NextStep, Subject, Verdict, deaths},
+    inquest::{Finding, examine},
     leader::Leader,
 };
 use isocost_common::{
     broker::{Message, Publication},
-    execution::{ExecutionError, ExecutionEvent, ExecutionStatus},
+    execution::ExecutionStatus,
     id::{ExecutionId, IncarnationId, JobId},
-    job::RetryPolicy,
     message::{Marker, kind},
     store::{
         CHUNK, Store, StoreError, Tx,
         callbacks::attempts,
         epoch,
-        executions::ExecutionRow,
         recovery,
         transitions::{self, Change},
         workers::{self, WorkerStatus},
@@ -28,7 +27,7 @@ use isocost_common::{
     time::EpochMillis,
 };
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     time::Duration,
 };
 use tokio::{
@@ -70,16 +69,6 @@ enum Suspicion {
     },
 }
 
-/// How far the work of an ended incarnation has come.
-#[derive(Debug, Default)]
-struct Aftermath {
-    entombed: bool,
-    /// Sent through the results queue, and when.
-    marker: Option<(Marker, Instant)>,
-    /// Everything it had confirmed is taken in.
-    results_in: bool,
-}
-
 impl Inquests {
     pub(crate) fn new(probe: reqwest::Client) -> Self {
         Self {
@@ -111,7 +100,7 @@ impl Inquests {
 
     pub(crate) fn results_taken_in(&mut self, taken_in: Marker) {
         for aftermath in self.ended.values_mut() {
-            aftermath.results_in |= aftermath.marker.is_some_and(|(marker, _)| marker == taken_in);
+            aftermath.taken_in(taken_in);
         }
     }
 
@@ -270,10 +259,9 @@ impl Leader {
             self.inquests
                 .ended
                 .entry(*incarnation)
-                .or_insert_with(|| Aftermath {
-                    // Who said goodbye does not come back and needs no tombstone.
-                    entombed: *status == WorkerStatus::Offline,
-                    ..Aftermath::default()
+                .or_insert_with(|| match status {
+                    WorkerStatus::Offline => Aftermath::of_goodbye(),
+                    _ => Aftermath::default(),
                 });
         }
         self.entomb_dead().await;
@@ -281,23 +269,23 @@ impl Leader {
             let Some(aftermath) = self.inquests.ended.get_mut(&incarnation) else {
                 continue;
             };
-            if active == 0 || !aftermath.entombed {
+            if active == 0 {
                 continue;
             }
-            if aftermath.results_in {
-                self.recover(incarnation).await?;
-            } else if aftermath
-                .marker
-                .is_none_or(|(_, sent_at)| now >= sent_at + MARKER_PATIENCE)
-            {
-                let marker = Marker::generate();
-                aftermath.marker = Some((marker, now));
-                self.publisher.send(vec![Publication {
-                    exchange: self.names.results_exchange(),
-                    routing_key: self.names.results_queue(),
-                    mandatory: true,
-                    message: Message::json(kind::MARKER, &marker),
-                }]);
+            match aftermath.next_step(now) {
+                // Its tombstone could not be written: the next round tries again.
+                NextStep::Entomb | NextStep::Wait => {}
+                NextStep::Recover => self.recover(incarnation).await?,
+                NextStep::SendMarker => {
+                    let marker = Marker::generate();
+                    aftermath.marker_sent(marker, now);
+                    self.publisher.send(vec![Publication {
+                        exchange: self.names.results_exchange(),
+                        routing_key: self.names.results_queue(),
+                        mandatory: true,
+                        message: Message::json(kind::MARKER, &marker),
+                    }]);
+                }
             }
         }
         Ok(())
@@ -327,7 +315,7 @@ impl Leader {
         let now = self.store.now();
         let mut tx = self.store.begin().await?;
         epoch::guard(&mut tx, self.tenure.epoch).await?;
-        let changes = deaths(&mut tx, &ids, now, |row| row.incarnation == Some(incarnation)).await?;
+        let changes = lock_and_judge(&mut tx, &ids, now, Some(incarnation)).await?;
         let applied = transitions::apply(&mut tx, &changes).await?;
         tx.commit().await?;
         info!(incarnation = %incarnation, executions = changes.len(), "took back what an ended worker held");
@@ -340,39 +328,19 @@ impl Leader {
     }
 }
 
-/// What the death of their worker means for these executions, as far as they still belong to it under their locks.
-async fn deaths(
+/// What the death of `incarnation`, or of everybody, means for these executions, as far as they still belong to it under
+/// their locks.
+async fn lock_and_judge(
     tx: &mut Tx,
     ids: &[ExecutionId],
     now: EpochMillis,
-    concerns: impl Fn(&ExecutionRow) -> bool,
+    incarnation: Option<IncarnationId>,
 ) -> Result<Vec<Change>, StoreError> {
     let rows = transitions::lock(tx, ids).await?;
     let running = rows.iter().filter(|row| row.status == ExecutionStatus::Running);
     let jobs: Vec<JobId> = running.map(|row| row.job).collect();
     let policies = transitions::retry_policies(tx, &jobs).await?;
-    Ok(rows
-        .into_iter()
-        .filter(|row| row.status.is_owned() && concerns(row))
-        .filter_map(|row| death(row, now, &policies))
-        .collect())
-}
-
-fn death(row: ExecutionRow, now: EpochMillis, policies: &HashMap<JobId, RetryPolicy>) -> Option<Change> {
-    let step = row.status.after(&ExecutionEvent::WorkerDead, row.facts()).ok()?;
-    let policy = policies.get(&row.job).copied().unwrap_or_default();
-    let failures = step.attempt.saturating_sub(step.interruptions).max(1);
-    let retry = step.to == ExecutionStatus::Scheduled;
-    Some(Change {
-        step,
-        at: now,
-        started_at: None,
-        not_before: retry.then(|| now + policy.pause_after(failures)),
-        result: None,
-        error: retry.then(|| ExecutionError::new("worker.lost", "its worker died while it ran")),
-        message: Some("its worker died".into()),
-        before: row,
-    })
+    Ok(deaths(rows, incarnation, now, &policies))
 }
 
 /// Declares every incarnation of before dead, and gives back what they and the relays held: for a start that has proof
@@ -400,7 +368,7 @@ pub async fn bury_all(store: &Store) -> Result<usize, StoreError> {
         given_back += store
             .transact(|| async {
                 let mut tx = store.begin().await?;
-                let changes = deaths(&mut tx, chunk, now, |_| true).await?;
+                let changes = lock_and_judge(&mut tx, chunk, now, None).await?;
                 // The callbacks' tickets are left to the sweeper: there is no broker yet.
                 transitions::apply(&mut tx, &changes).await?;
                 tx.commit().await?;

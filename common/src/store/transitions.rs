@@ -171,7 +171,8 @@ pub async fn apply(tx: &mut Tx, changes: &[Change]) -> Result<Applied, StoreErro
 
 impl Change {
     /// The row as the step leaves it.
-    fn after(&self) -> ExecutionRow {
+    #[must_use]
+    pub fn after(&self) -> ExecutionRow {
         let Step {
             to,
             attempt,

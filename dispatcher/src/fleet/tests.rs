@@ -1,8 +1,10 @@
 use super::*;
 use isocost_common::{
+    execution::ExecutionStatus,
     job::Selector,
     message::{HandlerLoad, Holdings},
 };
+use std::sync::Arc;
 
 const BEAT: Duration = Duration::from_secs(3);
 const NOBODY: [u32; 0] = [];

@@ -2,14 +2,17 @@
 
 use super::fold::{End, Folded, Return};
 use isocost_common::{
-    execution::{ExecutionError, ExecutionEvent, ExecutionStatus, Outcome, Step, limit_text},
+    execution::{Claim, ExecutionError, ExecutionEvent, ExecutionStatus, Outcome, Step, limit_text},
     id::{IncarnationId, JobId},
     job::RetryPolicy,
     message::Settled,
     store::{executions::ExecutionRow, transitions::Change},
     time::EpochMillis,
 };
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 /// Most bytes of a handler's error that a step repeats.
 const STEP_MESSAGE: usize = 300;
@@ -17,14 +20,33 @@ const STEP_MESSAGE: usize = 300;
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(30 * 24 * 3_600);
 
 /// A decided change and what is announced of it.
-pub(super) struct Decision {
-    pub(super) change: Change,
-    pub(super) settled: Settled,
+#[derive(Debug, Clone)]
+pub struct Decision {
+    /// For the table.
+    pub change: Change,
+    /// For the leader.
+    pub settled: Settled,
+}
+
+/// What the reports of a batch change in the locked rows they are about. A row whose present handover nobody spoke of, or
+/// about which nothing new was said, is left out.
+pub fn decide_all(
+    rows: impl IntoIterator<Item = ExecutionRow>,
+    folded: &BTreeMap<Claim, Folded>,
+    now: EpochMillis,
+) -> Vec<Decision> {
+    rows.into_iter()
+        .filter_map(|row| {
+            let said = folded.get(&row.claim())?;
+            decide(row, said, now)
+        })
+        .collect()
 }
 
 /// What `folded` changes in `row`; none when it is stale: another handover, another worker, or a step that means
 /// nothing in this state.
-pub(super) fn decide(row: ExecutionRow, folded: &Folded, now: EpochMillis) -> Option<Decision> {
+#[must_use]
+pub fn decide(row: ExecutionRow, folded: &Folded, now: EpochMillis) -> Option<Decision> {
     if row.incarnation != Some(folded.incarnation) {
         return None;
     }
@@ -104,12 +126,13 @@ impl Decision {
     }
 
     /// The job whose retry policy says when the next attempt is due; none when the change needs no pause.
-    pub(super) fn retries(&self) -> Option<JobId> {
+    #[must_use]
+    pub fn retries(&self) -> Option<JobId> {
         (self.change.step.to == ExecutionStatus::Scheduled).then_some(self.change.before.job)
     }
 
     /// Sets when the next attempt is due. `jitter`, 0 to 1, spreads attempts over up to 10 % more.
-    pub(super) fn schedule_retry(
+    pub fn schedule_retry(
         &mut self,
         folded: &Folded,
         policies: &HashMap<JobId, RetryPolicy>,

@@ -10,20 +10,20 @@ use std::collections::BTreeMap;
 
 /// One event with the incarnation that reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Item {
+pub struct Item {
     /// Index of its message within the batch of deliveries.
-    pub(super) delivery: usize,
+    pub delivery: usize,
     /// Who says so.
-    pub(super) incarnation: IncarnationId,
+    pub incarnation: IncarnationId,
     /// Of which handover.
-    pub(super) claim: Claim,
+    pub claim: Claim,
     /// What happened.
-    pub(super) event: ReportEvent,
+    pub event: ReportEvent,
 }
 
 /// Why a worker will never start a handover.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Return {
+pub enum Return {
     /// It did not take it.
     Refused(String),
     /// It gave it back on request.
@@ -34,7 +34,7 @@ pub(super) enum Return {
 
 /// How a handover left its worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum End {
+pub enum End {
     /// Without a start.
     Returned(Return),
     /// After a run.
@@ -50,18 +50,18 @@ pub(super) enum End {
 
 /// Everything a batch says about one handover.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Folded {
+pub struct Folded {
     /// Who says so.
-    pub(super) incarnation: IncarnationId,
+    pub incarnation: IncarnationId,
     /// It was started, at this instant.
-    pub(super) started_at: Option<EpochMillis>,
+    pub started_at: Option<EpochMillis>,
     /// It left its worker.
-    pub(super) end: Option<End>,
+    pub end: Option<End>,
 }
 
 /// Folds events in the order they arrived; in ascending order of handovers. What the protocol rules out after an
 /// earlier event of the same handover (a start after an end, a second end) is dropped, as the table would.
-pub(super) fn fold<'a>(items: impl IntoIterator<Item = &'a Item>) -> BTreeMap<Claim, Folded> {
+pub fn fold<'a>(items: impl IntoIterator<Item = &'a Item>) -> BTreeMap<Claim, Folded> {
     let mut folded: BTreeMap<Claim, Folded> = BTreeMap::new();
     for item in items {
         let entry = folded.entry(item.claim).or_insert_with(|| Folded {

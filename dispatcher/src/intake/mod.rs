@@ -5,9 +5,9 @@
 //! The results queue has one active consumer at a time, so reports are taken in the order in which they were confirmed:
 //! that is what *unknown* relies on. A report that cannot be taken in is set aside alone, after everything that could.
 
-mod decide;
+pub mod decide;
 mod flush;
-mod fold;
+pub mod fold;
 mod logs;
 mod take;
 

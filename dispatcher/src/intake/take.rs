@@ -1,7 +1,7 @@
 //! One transaction over the reports of a batch, and what it leaves to be announced.
 
 use super::{
-    decide::{Decision, decide},
+    decide::{Decision, decide_all},
     fold::{Folded, Item, fold},
 };
 use isocost_common::{
@@ -59,14 +59,7 @@ async fn take_in_transaction(
     ids: &[ExecutionId],
     now: EpochMillis,
 ) -> Result<Taken, StoreError> {
-    let mut decisions: Vec<Decision> = transitions::lock(tx, ids)
-        .await?
-        .into_iter()
-        .filter_map(|row| {
-            let said = folded.get(&row.claim())?;
-            decide(row, said, now)
-        })
-        .collect();
+    let mut decisions = decide_all(transitions::lock(tx, ids).await?, folded, now);
     schedule_retries(tx, &mut decisions, folded, now).await?;
     let (changes, settled): (Vec<Change>, Vec<Settled>) = decisions
         .into_iter()
