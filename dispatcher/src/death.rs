@@ -16,7 +16,7 @@ use tokio::time::Instant;
 /// Leases of silence that need no look at the worker's queue.
 const SILENCE_THAT_PROVES: u32 = 3;
 /// A marker that did not come back by then is sent again.
-const MARKER_PATIENCE: Duration = Duration::from_secs(5);
+pub const MARKER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A silent incarnation that is looked into.
 #[derive(Debug, Clone)]
@@ -178,4 +178,117 @@ fn death(row: ExecutionRow, now: EpochMillis, policies: &HashMap<JobId, RetryPol
         message: Some("its worker died".into()),
         before: row,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use isocost_common::test_support::given;
+
+    const LEASE: Duration = Duration::from_secs(15);
+    const LONG: Duration = Duration::from_secs(3_600);
+
+    fn silent_for(silence: Duration) -> Subject {
+        Subject {
+            worker: given::worker(),
+            incarnation: IncarnationId::generate(),
+            host: "localhost".into(),
+            port: 7_000,
+            silence,
+            lease: LEASE,
+            successor: Some(IncarnationId::generate()),
+        }
+    }
+
+    #[test]
+    fn one_that_answers_is_alive_however_long_it_was_silent() {
+        let subject = silent_for(LEASE * 9);
+        assert_eq!(
+            subject.after_probe(Some(subject.incarnation)),
+            Some(Verdict::Alive)
+        );
+    }
+
+    #[test]
+    fn before_a_lease_of_silence_only_a_successor_in_its_place_proves_its_death() {
+        let subject = silent_for(LEASE - Duration::from_millis(1));
+        assert_eq!(subject.after_probe(None), Some(Verdict::Unclear));
+        assert_eq!(
+            subject.after_probe(Some(IncarnationId::generate())),
+            Some(Verdict::Unclear)
+        );
+        assert!(matches!(
+            subject.after_probe(subject.successor),
+            Some(Verdict::Dead(_))
+        ));
+        assert_eq!(silent_for(LEASE).after_probe(None), None, "more is asked");
+    }
+
+    #[test]
+    fn a_fresh_heartbeat_on_the_other_path_means_alive_and_a_service_without_memory_nothing() {
+        let subject = silent_for(LEASE);
+        let almost = LEASE - Duration::from_millis(1);
+        assert_eq!(
+            subject.after_last_heartbeat(Some(almost), LONG),
+            Some(Verdict::Alive)
+        );
+        assert_eq!(subject.after_last_heartbeat(None, almost), Some(Verdict::Unclear));
+        assert_eq!(subject.after_last_heartbeat(Some(LEASE), LONG), None);
+        assert_eq!(subject.after_queue(Some(1)), Verdict::Alive);
+        assert!(matches!(subject.after_queue(Some(0)), Verdict::Dead(_)));
+        assert!(matches!(subject.after_queue(None), Verdict::Dead(_)));
+    }
+
+    #[test]
+    fn three_leases_of_silence_need_no_look_at_the_queue() {
+        let subject = silent_for(LEASE * 3);
+        let verdict = subject.after_last_heartbeat(Some(LEASE), LONG);
+        assert!(matches!(verdict, Some(Verdict::Dead(_))));
+    }
+
+    #[test]
+    fn work_is_given_to_others_after_the_tombstone_and_after_the_results() {
+        let now = Instant::now();
+        let mut aftermath = Aftermath::default();
+        assert_eq!(aftermath.next_step(now), NextStep::Entomb);
+        aftermath.entombed = true;
+        assert_eq!(aftermath.next_step(now), NextStep::SendMarker);
+        let marker = Marker::generate();
+        aftermath.marker_sent(marker, now);
+        assert_eq!(aftermath.next_step(now), NextStep::Wait);
+        aftermath.taken_in(Marker::generate());
+        assert_eq!(aftermath.next_step(now), NextStep::Wait, "another one's marker");
+        aftermath.taken_in(marker);
+        assert_eq!(aftermath.next_step(now), NextStep::Recover);
+        assert_eq!(Aftermath::of_goodbye().next_step(now), NextStep::SendMarker);
+    }
+
+    #[test]
+    fn a_marker_that_does_not_come_back_is_sent_again() {
+        let now = Instant::now();
+        let mut aftermath = Aftermath::of_goodbye();
+        aftermath.marker_sent(Marker::generate(), now);
+        assert_eq!(aftermath.next_step(now + MARKER_PATIENCE), NextStep::SendMarker);
+    }
+
+    #[test]
+    fn a_death_concerns_only_what_is_still_the_dead_ones() {
+        let job = given::job();
+        let row = |status| given::execution(&job, status);
+        let mine = row(ExecutionStatus::Running);
+        let rows = vec![
+            mine.clone(),
+            row(ExecutionStatus::Running),
+            ExecutionRow {
+                incarnation: mine.incarnation,
+                ..row(ExecutionStatus::Succeeded)
+            },
+        ];
+        let changed = |incarnation| {
+            let changes = deaths(rows.clone(), incarnation, given::PLANNED, &HashMap::new());
+            changes.iter().map(|change| change.before.id).collect::<Vec<_>>()
+        };
+        assert_eq!(changed(mine.incarnation), [mine.id]);
+        assert_eq!(changed(None).len(), 2, "everybody's death, but nothing terminal");
+    }
 }

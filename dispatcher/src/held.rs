@@ -180,3 +180,109 @@ pub fn is_result_overdue(
 ) -> bool {
     started_at.is_some_and(|at| at.max(began_at) + allowed < now)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use isocost_common::{id::AppId, job::Selector, test_support::given};
+
+    const LATER: Duration = Duration::from_secs(10);
+
+    fn held() -> Held {
+        let row = given::execution(&given::job(), ExecutionStatus::Dispatched);
+        Held {
+            claim: row.claim(),
+            worker: given::worker(),
+            incarnation: row.incarnation.expect("dispatched"),
+            class: Arc::new(Class {
+                key: "noop".into(),
+                app: AppId::generate(),
+                handler: "noop".into(),
+                selector: Selector::new(),
+            }),
+            status: ExecutionStatus::Dispatched,
+            placed_at: given::PLANNED,
+            not_after: given::PLANNED + LATER,
+            epoch: 1,
+            since: Instant::now(),
+            started_at: None,
+            timeout_ms: 1_000,
+            cancel_requested: false,
+            published: true,
+            unnamed: 0,
+            asked_at: None,
+        }
+    }
+
+    #[test]
+    fn a_query_takes_two_heartbeats_in_a_row_that_could_have_named_it() {
+        let mut held = held();
+        let later = held.since + LATER;
+        assert_eq!(
+            held.on_heartbeat(false, held.since + REPORT_AGE),
+            None,
+            "too early"
+        );
+        assert_eq!(held.on_heartbeat(false, later), None);
+        assert_eq!(held.on_heartbeat(true, later), None);
+        assert_eq!(held.on_heartbeat(false, later), None, "counted anew");
+        let query = ControlAction::Query {
+            claim: held.claim,
+            not_after: Some(held.not_after),
+        };
+        assert_eq!(held.on_heartbeat(false, later), Some(query));
+    }
+
+    #[test]
+    fn what_was_not_published_is_not_missed() {
+        let mut held = Held {
+            published: false,
+            ..held()
+        };
+        let later = held.since + LATER;
+        assert_eq!((0..9).find_map(|_| held.on_heartbeat(false, later)), None);
+    }
+
+    #[test]
+    fn a_cancel_releases_what_waits_and_stops_what_runs_once_a_second() {
+        let mut held = held();
+        let now = held.since + LATER;
+        assert_eq!(held.stop_request(now), None, "nobody asked");
+        held.cancel_requested = true;
+        assert!(matches!(
+            held.stop_request(now),
+            Some(ControlAction::Release { .. })
+        ));
+        assert_eq!(held.stop_request(now), None, "just asked");
+        held.status = ExecutionStatus::Running;
+        assert!(matches!(
+            held.stop_request(now + ASK_AGAIN),
+            Some(ControlAction::Cancel { .. })
+        ));
+    }
+
+    #[test]
+    fn a_handover_is_over_only_by_what_the_database_says_about_it_or_a_later_one() {
+        let claim = held().claim;
+        let standing = |dispatch_seq, status| Standing {
+            claim: Claim {
+                dispatch_seq,
+                ..claim
+            },
+            status,
+            incarnation: None,
+        };
+        let seq = claim.dispatch_seq;
+        assert!(is_over(claim, None), "no row");
+        assert!(is_over(
+            claim,
+            Some(&standing(seq + 1, ExecutionStatus::Dispatched))
+        ));
+        assert!(is_over(claim, Some(&standing(seq, ExecutionStatus::Pending))));
+        assert!(!is_over(claim, Some(&standing(seq, ExecutionStatus::Running))));
+        assert!(
+            !is_over(claim, Some(&standing(seq - 1, ExecutionStatus::Pending))),
+            "read before it was placed"
+        );
+    }
+}

@@ -134,3 +134,54 @@ impl<M: Clone> InFlight<M> {
         self.letters.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use isocost_common::id::ExecutionId;
+
+    fn claim() -> Claim {
+        Claim {
+            execution: ExecutionId::generate(),
+            dispatch_seq: 1,
+        }
+    }
+
+    #[test]
+    fn what_is_not_confirmed_goes_out_again_unchanged_after_its_pause() {
+        let (now, claim) = (Instant::now(), claim());
+        let mut table = InFlight::default();
+        let number = table.add("message", vec![claim]);
+        assert!(
+            table.due_again(now + LONGEST_PAUSE, |_| true).is_empty(),
+            "a call is under way"
+        );
+        assert_eq!(table.on_outcome(number, PublishOutcome::Nacked, now), None);
+        assert!(table.due_again(now, |_| true).is_empty(), "its pause is not over");
+        assert_eq!(
+            table.due_again(now + FIRST_PAUSE, |_| true),
+            [(number, "message")]
+        );
+        let delivered = table.on_outcome(number, PublishOutcome::Confirmed, now);
+        assert_eq!(delivered.map(|letter| letter.claims), Some(vec![claim]));
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    fn a_letter_of_which_nothing_is_owned_any_more_is_dropped() {
+        let now = Instant::now();
+        let mut table = InFlight::default();
+        let number = table.add("message", vec![claim()]);
+        table.on_outcome(number, PublishOutcome::Unknown, now);
+        assert!(table.due_again(now + FIRST_PAUSE, |_| false).is_empty());
+        assert!(table.is_empty());
+    }
+
+    #[test]
+    fn a_returned_letter_is_done_with() {
+        let mut table = InFlight::default();
+        let number = table.add("message", vec![claim()]);
+        let delivered = table.on_outcome(number, PublishOutcome::Returned, Instant::now());
+        assert!(delivered.is_some_and(|letter| letter.returned));
+    }
+}

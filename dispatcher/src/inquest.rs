@@ -43,7 +43,9 @@ async fn judge(ports: &Ports, names: &Names, probe: &reqwest::Client, subject: &
         return Verdict::Unclear;
     };
     let stored = heartbeats.stored.into_iter();
-    let ages = stored.filter(|beat| beat.incarnation == subject.incarnation).map(|beat| beat.age);
+    let ages = stored
+        .filter(|beat| beat.incarnation == subject.incarnation)
+        .map(|beat| beat.age);
     if let Some(verdict) = subject.after_last_heartbeat(ages.min(), heartbeats.known_for) {
         return verdict;
     }

@@ -449,9 +449,7 @@ impl Leader {
     fn publish_again(&mut self, now: Instant) {
         let fleet = &self.fleet;
         self.publisher.publish_again(now, |claim| {
-            fleet
-                .held(claim)
-                .is_some_and(Held::wants_its_message)
+            fleet.held(claim).is_some_and(Held::wants_its_message)
         });
     }
 

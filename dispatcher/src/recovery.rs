@@ -7,7 +7,7 @@
 //! incarnations own, so every leader finishes what another began.
 
 use crate::{
-    death::{Aftermath, NextStep, Subject, Verdict, deaths},
+    death::{Aftermath, MARKER_PATIENCE, NextStep, Subject, Verdict, deaths},
     inquest::{Finding, examine},
     leader::Leader,
 };
@@ -19,17 +19,13 @@ use isocost_common::{
     store::{
         CHUNK, Store, StoreError, Tx,
         callbacks::attempts,
-        epoch,
-        recovery,
+        epoch, recovery,
         transitions::{self, Change},
         workers::{self, WorkerStatus},
     },
     time::EpochMillis,
 };
-use std::{
-    collections::BTreeMap,
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 use tokio::{
     task::{JoinError, JoinSet},
     time::Instant,
@@ -40,8 +36,6 @@ use tracing::{info, warn};
 const MOST_INQUESTS: usize = 16;
 /// A worker found alive, or not to be judged, is looked at again after this long.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// A marker that did not come back by then is sent again.
-const MARKER_PATIENCE: Duration = Duration::from_secs(5);
 /// Far longer than a worker could go on believing that it lives.
 const TOMBSTONE_TTL: Duration = Duration::from_secs(24 * 3_600);
 

@@ -8,10 +8,7 @@ use super::{
     worker,
     world::{Aftermath, Ask, At, Execution, LifeState, World},
 };
-use isocost_common::{
-    broker::PublishOutcome,
-    execution::ExecutionEvent,
-};
+use isocost_common::{broker::PublishOutcome, execution::ExecutionEvent};
 
 /// What a step leads to.
 pub(crate) struct Taken {
@@ -142,18 +139,15 @@ fn former_recovers(world: &mut World, at: At, found: &mut Found) {
 
 /// Merges worlds that differ in nothing that can matter again.
 fn normal(mut world: World, setup: &Setup) -> World {
-    let keeps_stale = matches!(
-        setup.without,
-        Some(Guard::DispatchSeq | Guard::TerminalIsFinal)
-    );
+    let keeps_stale = matches!(setup.without, Some(Guard::DispatchSeq | Guard::TerminalIsFinal));
     if !keeps_stale {
         for execution in &mut world.executions {
             drop_stale_reports(execution);
         }
     }
     for life in 0..4 {
-        let is_done = world.lives[life as usize].aftermath != Aftermath::Fresh
-            && !leader::holds_of(&world, life);
+        let is_done =
+            world.lives[life as usize].aftermath != Aftermath::Fresh && !leader::holds_of(&world, life);
         if is_done {
             world.lives[life as usize].aftermath = Aftermath::Fresh;
         }
@@ -214,11 +208,13 @@ fn by_symmetry(world: World) -> (World, bool) {
 type Key = (Vec<u8>, [(LifeState, bool, bool, Aftermath); 4]);
 
 fn key(world: &World) -> Key {
-    let owners = world.all_handovers().map(|(_, handover)| handover.owner).collect();
+    let owners = world
+        .all_handovers()
+        .map(|(_, handover)| handover.owner)
+        .collect();
     let lives = [0, 1, 2, 3].map(|life: usize| {
         let life = &world.lives[life];
         (life.state, life.draining, life.buried, life.aftermath)
     });
     (owners, lives)
 }
-

@@ -12,7 +12,6 @@ use super::{
 use isocost_common::{
     broker::PublishOutcome,
     execution::{ExecutionEvent, ExecutionStatus},
-    id::MessageId,
     message::{ControlAction, Marker},
     store::transitions::Change,
 };
@@ -126,7 +125,13 @@ pub(crate) fn place(world: &mut World, number: u8, life: u8, fault: Option<Fault
 }
 
 /// The publishing call ends with this outcome, whatever became of the message.
-pub(crate) fn published(world: &mut World, setup: &Setup, at: At, outcome: PublishOutcome, found: &mut Found) {
+pub(crate) fn published(
+    world: &mut World,
+    setup: &Setup,
+    at: At,
+    outcome: PublishOutcome,
+    found: &mut Found,
+) {
     let now = cast::later(LONG);
     let mut table = InFlight::default();
     let number = table.add(at, vec![cast::claim(at)]);
@@ -202,9 +207,10 @@ pub(crate) fn ask(world: &mut World, at: At, ask: Ask, fault: Option<Fault>) {
     let is_the_one = match action {
         Some(ControlAction::Query { claim: about, .. }) => ask == Ask::Query && about == claim,
         Some(ControlAction::Release { claim: about, .. }) => ask == Ask::Release && about == claim,
-        Some(ControlAction::Cancel { claim: about, not_after }) => {
-            about == claim && (ask == Ask::Cancel && not_after.is_some() || ask == Ask::CancelStranger)
-        }
+        Some(ControlAction::Cancel {
+            claim: about,
+            not_after,
+        }) => about == claim && (ask == Ask::Cancel && not_after.is_some() || ask == Ask::CancelStranger),
         _ => false,
     };
     if is_the_one {
@@ -265,16 +271,10 @@ pub(crate) fn send_marker(world: &mut World, life: u8) {
     loop {
         match aftermath.next_step(now) {
             NextStep::Entomb => aftermath.entombed = true,
-            NextStep::SendMarker => aftermath.marker_sent(marker(), now),
+            NextStep::SendMarker => aftermath.marker_sent(Marker::generate(), now),
             NextStep::Wait => break world.lives[life as usize].aftermath = Aftermath::MarkerSent,
             NextStep::Recover => break world.lives[life as usize].aftermath = Aftermath::ResultsIn,
         }
-    }
-}
-
-fn marker() -> Marker {
-    Marker {
-        marker: MessageId::from_uuid(cast::incarnation(0).as_uuid()),
     }
 }
 
@@ -287,14 +287,14 @@ pub(crate) fn may_recover(world: &World, setup: &Setup, at: At) -> bool {
     if setup.without == Some(Guard::ResultsBeforeRecovery) {
         return true;
     }
-    let now = cast::later(Duration::ZERO);
+    let (now, marker) = (cast::later(Duration::ZERO), Marker::generate());
     let mut aftermath = death::Aftermath::default();
     if life.aftermath != Aftermath::Fresh {
         aftermath.entombed = true;
-        aftermath.marker_sent(marker(), now);
+        aftermath.marker_sent(marker, now);
     }
     if life.aftermath == Aftermath::ResultsIn {
-        aftermath.taken_in(marker());
+        aftermath.taken_in(marker);
     }
     aftermath.next_step(now) == NextStep::Recover
 }
@@ -343,7 +343,12 @@ pub(crate) fn change(world: &mut World, number: u8, event: &ExecutionEvent<'_>, 
 pub(crate) fn end_overdue(world: &mut World, setup: &Setup, at: At, found: &mut Found) {
     let row = cast::row(world, at.execution);
     let now = cast::now(world);
-    if !is_result_overdue(row.started_at, Duration::from_secs(60), cast::LONG_AGO, now + LONG) {
+    if !is_result_overdue(
+        row.started_at,
+        Duration::from_secs(60),
+        cast::LONG_AGO,
+        now + LONG,
+    ) {
         return;
     }
     if setup.without == Some(Guard::OverdueIsFinal) {

@@ -46,7 +46,10 @@ fn everything(executions: usize, faults: u8) -> Explored {
 
 fn number(variable: &str) -> Option<usize> {
     let text = std::env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {text}")))
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{variable} is not a number: {text}")),
+    )
 }
 
 fn most_worlds() -> usize {
@@ -61,7 +64,10 @@ fn no_run_breaks_a_promise() {
     assert!(explored.goals > 0);
     if faults > 1 {
         for fault in Fault::ALL {
-            assert!(explored.taken.contains(&format!("{fault:?}")), "{fault:?} never happened");
+            assert!(
+                explored.taken.contains(&format!("{fault:?}")),
+                "{fault:?} never happened"
+            );
         }
         assert!(explored.allowed_overlaps > 0, "a frozen worker was never late");
     }

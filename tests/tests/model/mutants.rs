@@ -50,9 +50,17 @@ pub(crate) enum Guard {
 /// Removing a guard, what it takes to notice, and what then breaks.
 pub(crate) const MUTANTS: [(Guard, &[Fault], Broken); 17] = [
     (Guard::DispatchSeq, &[Fault::EarlyQuery], Broken::Overlap),
-    (Guard::Ownership, &[Fault::Duplicate, Fault::KeysAway], Broken::StartedTwice),
+    (
+        Guard::Ownership,
+        &[Fault::Duplicate, Fault::KeysAway],
+        Broken::StartedTwice,
+    ),
     (Guard::Promise, &[Fault::EarlyQuery], Broken::Overlap),
-    (Guard::NotAfter, &[Fault::EarlyQuery, Fault::Slow], Broken::Overlap),
+    (
+        Guard::NotAfter,
+        &[Fault::EarlyQuery, Fault::Slow],
+        Broken::Overlap,
+    ),
     (Guard::Forgetting, &[Fault::EarlyQuery], Broken::Overlap),
     (Guard::HoldingsAndQuery, &[Fault::Lost], Broken::Stuck),
     (Guard::SameSeq, &[Fault::NackedButQueued], Broken::Overlap),
@@ -61,11 +69,19 @@ pub(crate) const MUTANTS: [(Guard, &[Fault], Broken); 17] = [
     (Guard::LeaseBeforeDeath, &[], Broken::Overlap),
     (Guard::CutOffWorkerStops, &[Fault::Cut], Broken::Overlap),
     (Guard::ThawedWorkerStops, &[Fault::Freeze], Broken::Overlap),
-    (Guard::ResultsBeforeRecovery, &[Fault::Crash], Broken::NeedlessRerun),
+    (
+        Guard::ResultsBeforeRecovery,
+        &[Fault::Crash],
+        Broken::NeedlessRerun,
+    ),
     (Guard::HeldAtStart, &[Fault::Move], Broken::Overlap),
     (Guard::TerminalIsFinal, &[Fault::AckLost], Broken::TerminalChanged),
     (Guard::OverdueIsFinal, &[Fault::Overdue], Broken::Overlap),
-    (Guard::DatabaseBeforeCancel, &[Fault::LeaderPause], Broken::NeedlessRerun),
+    (
+        Guard::DatabaseBeforeCancel,
+        &[Fault::LeaderPause],
+        Broken::NeedlessRerun,
+    ),
 ];
 
 const MOST_WORLDS: usize = 3_000_000;
@@ -95,8 +111,34 @@ fn every_guard_is_needed_and_its_absence_is_noticed() {
             None => unnoticed.push((guard, mutant.broken.into_keys().collect::<Vec<_>>())),
         }
         // With the guard in place, the same faults break nothing.
-        let whole = explore(&Setup { without: None, ..setup }, Until::Exhausted, MOST_WORLDS);
+        let whole = explore(
+            &Setup {
+                without: None,
+                ..setup
+            },
+            Until::Exhausted,
+            MOST_WORLDS,
+        );
         assert!(whole.broken.is_empty(), "{guard:?}: {:?}", whole.broken.keys());
     }
-    assert!(unnoticed.is_empty(), "not noticed, with what breaks instead: {unnoticed:?}");
+    assert!(
+        unnoticed.is_empty(),
+        "not noticed, with what breaks instead: {unnoticed:?}"
+    );
+}
+
+/// The table of the page says what is found.
+#[test]
+fn the_page_names_every_guard_and_what_its_absence_breaks() {
+    let page = include_str!("../../../docs/reliability.md");
+    for (guard, _, breaks) in MUTANTS {
+        let row = page
+            .lines()
+            .find(|line| line.starts_with('|') && line.contains(&format!("`{guard:?}`")));
+        let row = row.unwrap_or_else(|| panic!("docs/reliability.md has no row for {guard:?}"));
+        assert!(
+            row.contains(&format!("`{breaks}`")),
+            "{guard:?} breaks {breaks}: {row}"
+        );
+    }
 }

@@ -121,9 +121,10 @@ fn starts(world: &World, number: u8) -> u8 {
 
 /// True when a process that is not frozen past its lease runs it.
 fn runs_somewhere(world: &World, number: u8) -> bool {
-    world.executions[number as usize].handovers.iter().any(|handover| {
-        handover.runs && !is_frozen(world.lives[handover.owner as usize].state)
-    })
+    world.executions[number as usize]
+        .handovers
+        .iter()
+        .any(|handover| handover.runs && !is_frozen(world.lives[handover.owner as usize].state))
 }
 
 fn is_frozen(state: LifeState) -> bool {

@@ -43,7 +43,9 @@ impl Counterexample {
     /// The steps, one a line.
     pub(crate) fn print(&self) -> String {
         let lines = self.steps.iter().zip(1..);
-        lines.map(|(step, number)| format!("  {number:2}. {step}\n")).collect()
+        lines
+            .map(|(step, number)| format!("  {number:2}. {step}\n"))
+            .collect()
     }
 }
 
@@ -198,10 +200,16 @@ pub(crate) fn explore(setup: &Setup, until: Until, most_worlds: usize) -> Explor
     explored.worlds = worlds.from.len();
     if level.is_empty() {
         if let Some(stuck) = worlds.first_stuck() {
-            explored.broken.insert(Broken::Stuck, worlds.trace(setup, stuck, None));
+            explored
+                .broken
+                .insert(Broken::Stuck, worlds.trace(setup, stuck, None));
         }
     }
-    explored.taken = kinds.into_iter().filter_map(|(_, fault)| fault).map(|fault| format!("{fault:?}")).collect();
+    explored.taken = kinds
+        .into_iter()
+        .filter_map(|(_, fault)| fault)
+        .map(|fault| format!("{fault:?}"))
+        .collect();
     explored.time = begun.elapsed();
     explored
 }

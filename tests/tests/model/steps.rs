@@ -6,8 +6,8 @@
 
 use super::{
     mutants::Guard,
-    world::{Ask, At, Ending, Letter, LifeState, Report, World},
     worker,
+    world::{Ask, At, Ending, Letter, LifeState, Report, World},
 };
 use isocost_common::execution::ExecutionStatus;
 use std::fmt;
@@ -201,11 +201,7 @@ pub(crate) struct Possible<'a> {
 /// Writes every possible step into `steps`.
 pub(crate) fn possible(world: &World, setup: &Setup, steps: &mut Vec<Step>) {
     steps.clear();
-    let mut possible = Possible {
-        world,
-        setup,
-        steps,
-    };
+    let mut possible = Possible { world, setup, steps };
     possible.of_leaders();
     for life in 0..4 {
         possible.of_life(life);
@@ -224,10 +220,7 @@ pub(crate) fn possible(world: &World, setup: &Setup, steps: &mut Vec<Step>) {
 
 impl Possible<'_> {
     fn step(&mut self, action: Action) {
-        self.steps.push(Step {
-            action,
-            fault: None,
-        });
+        self.steps.push(Step { action, fault: None });
     }
 
     fn fault(&mut self, fault: Fault, action: Action) {
@@ -305,7 +298,9 @@ impl Possible<'_> {
             if super::leader::is_dead(self.world, self.setup, number) {
                 self.step(Action::Bury { life: number });
             }
-        } else if life.aftermath == super::world::Aftermath::Fresh && super::leader::holds_of(self.world, number) {
+        } else if life.aftermath == super::world::Aftermath::Fresh
+            && super::leader::holds_of(self.world, number)
+        {
             self.step(Action::SendMarker { life: number });
         }
         if life.aftermath == super::world::Aftermath::MarkerSent {
@@ -473,7 +468,8 @@ impl Possible<'_> {
         let is_up = life.state == LifeState::Up;
         if let Some(view) = world.view(at) {
             let holdings = worker::names(world, at);
-            if !self.is_without(Guard::HoldingsAndQuery) && !handover.asked.has(Ask::Query) && view.published {
+            if !self.is_without(Guard::HoldingsAndQuery) && !handover.asked.has(Ask::Query) && view.published
+            {
                 let under_way = handover.queued || handover.letter != Letter::Done;
                 let is_ordinary = !holdings && !under_way && handover.is_quiet() && is_up;
                 self.step_or(is_ordinary, Fault::EarlyQuery, Action::Ask(at, Ask::Query));

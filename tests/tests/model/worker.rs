@@ -8,7 +8,9 @@ use super::{
     world::{Ask, At, Ending, LifeState, Report, Said, World, empty_table},
 };
 use isocost_common::time::EpochMillis;
-use isocost_worker::ownership::{Admission, Confirmed, OnCancel, OnDispatch, OnStart, Ownership, Promise, Say};
+use isocost_worker::ownership::{
+    Admission, Confirmed, OnCancel, OnDispatch, OnStart, Ownership, Promise, Say,
+};
 
 /// True when the life has stopped and said everything.
 pub(crate) fn has_nothing_left(world: &World, life: u8) -> bool {

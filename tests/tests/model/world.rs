@@ -227,7 +227,9 @@ macro_rules! set_of {
             }
 
             pub(crate) fn members(self) -> impl Iterator<Item = $member> {
-                $member::ALL.into_iter().filter(move |member| self.has(*member))
+                $member::ALL
+                    .into_iter()
+                    .filter(move |member| self.has(*member))
             }
         }
     };
@@ -316,13 +318,17 @@ impl World {
             .iter_mut()
             .zip(0..)
             .flat_map(|(execution, number)| {
-                execution.handovers.iter_mut().zip(1..).map(move |(handover, seq)| {
-                    let at = At {
-                        execution: number,
-                        seq,
-                    };
-                    (at, handover)
-                })
+                execution
+                    .handovers
+                    .iter_mut()
+                    .zip(1..)
+                    .map(move |(handover, seq)| {
+                        let at = At {
+                            execution: number,
+                            seq,
+                        };
+                        (at, handover)
+                    })
             })
             .filter(move |(_, handover)| handover.owner == life)
     }
@@ -347,7 +353,9 @@ impl World {
 
     /// The end to be reached: nothing is open and nothing runs, but in a process that stands still.
     pub(crate) fn is_goal(&self) -> bool {
-        self.executions.iter().all(|execution| execution.row.status.is_terminal())
+        self.executions
+            .iter()
+            .all(|execution| execution.row.status.is_terminal())
             && self.all_handovers().all(|(_, handover)| {
                 !handover.runs || self.lives[handover.owner as usize].state == LifeState::Frozen
             })
