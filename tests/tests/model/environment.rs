@@ -6,7 +6,7 @@ use super::{
     properties::Found,
     steps::{Action, Fault, Setup, Step},
     worker,
-    world::{Aftermath, Ask, At, Execution, LifeState, World},
+    world::{Aftermath, Ask, At, LifeState, World},
 };
 use isocost_common::{broker::PublishOutcome, execution::ExecutionEvent};
 
@@ -141,9 +141,7 @@ fn former_recovers(world: &mut World, at: At, found: &mut Found) {
 fn normal(mut world: World, setup: &Setup) -> World {
     let keeps_stale = matches!(setup.without, Some(Guard::DispatchSeq | Guard::TerminalIsFinal));
     if !keeps_stale {
-        for execution in &mut world.executions {
-            drop_stale_reports(execution);
-        }
+        intake::drop_stale(&mut world);
     }
     for life in 0..4 {
         let is_done =
@@ -161,17 +159,6 @@ fn normal(mut world: World, setup: &Setup) -> World {
     }
     skip_idle_time(&mut world);
     world
-}
-
-/// A report about an older handover, or after the end, changes nothing whenever it is taken in.
-fn drop_stale_reports(execution: &mut Execution) {
-    let is_over = execution.row.status.is_terminal();
-    let last = execution.handovers.len();
-    for (handover, seq) in execution.handovers.iter_mut().zip(1..) {
-        if is_over || seq != last {
-            handover.results.clear();
-        }
-    }
 }
 
 /// A `not_after` of which nobody is left to take notice passes at once.

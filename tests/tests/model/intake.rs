@@ -8,7 +8,7 @@ use super::{
     steps::{Fault, Setup},
     world::{At, Report, World},
 };
-use isocost_common::execution::ExecutionStatus;
+use isocost_common::{execution::ExecutionStatus, store::executions::ExecutionRow};
 use isocost_dispatcher::intake::{
     decide::decide_all,
     fold::{Item, fold},
@@ -66,4 +66,49 @@ pub(crate) fn take_in(
             world.handover_mut(at).results.remove(report);
         }
     }
+}
+
+/// Drops the reports that change nothing whenever they are taken in: those about an older handover, and those after the
+/// end. That they change nothing is the program's word; otherwise they stay.
+pub(crate) fn drop_stale(world: &mut World) {
+    let mut stale = Vec::new();
+    for (at, handover) in world.all_handovers() {
+        let is_last = last(world, at.execution) == at;
+        let is_over = world.row(at.execution).status.is_terminal();
+        if handover.results.is_empty() || (is_last && !is_over) {
+            continue;
+        }
+        let row = cast::row(world, at.execution);
+        for report in handover.results.members() {
+            if is_ignored(world, at, report, &row) {
+                stale.push((at, report));
+            }
+        }
+    }
+    for (at, report) in stale {
+        world.handover_mut(at).results.remove(report);
+    }
+}
+
+fn is_ignored(world: &World, at: At, report: Report, row: &ExecutionRow) -> bool {
+    let handover = world.handover(at);
+    let item = Item {
+        delivery: 0,
+        incarnation: cast::incarnation(handover.owner),
+        claim: cast::claim(at),
+        event: cast::event(report, handover.ending),
+    };
+    let folded = fold([&item]);
+    // Terminal stays as it is; what is open may be in either of these when the report comes.
+    let statuses = match row.status {
+        over if over.is_terminal() => vec![over],
+        _ => vec![ExecutionStatus::Dispatched, ExecutionStatus::Running],
+    };
+    statuses.into_iter().all(|status| {
+        let row = ExecutionRow {
+            status,
+            ..row.clone()
+        };
+        decide_all([row], &folded, cast::now(world)).is_empty()
+    })
 }

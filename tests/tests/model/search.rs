@@ -198,12 +198,13 @@ pub(crate) fn explore(setup: &Setup, until: Until, most_worlds: usize) -> Explor
         explored.depth += 1;
     }
     explored.worlds = worlds.from.len();
-    if level.is_empty() {
-        if let Some(stuck) = worlds.first_stuck() {
-            explored
-                .broken
-                .insert(Broken::Stuck, worlds.trace(setup, stuck, None));
-        }
+    // Only when every world has been seen.
+    if level.is_empty()
+        && let Some(stuck) = worlds.first_stuck()
+    {
+        explored
+            .broken
+            .insert(Broken::Stuck, worlds.trace(setup, stuck, None));
     }
     explored.taken = kinds
         .into_iter()

@@ -11,6 +11,7 @@ use isocost_common::time::EpochMillis;
 use isocost_worker::ownership::{
     Admission, Confirmed, OnCancel, OnDispatch, OnStart, Ownership, Promise, Say,
 };
+use std::rc::Rc;
 
 /// True when the life has stopped and said everything.
 pub(crate) fn has_nothing_left(world: &World, life: u8) -> bool {
@@ -25,7 +26,7 @@ pub(crate) fn has_nothing_left(world: &World, life: u8) -> bool {
 /// True when the table would forget something now.
 pub(crate) fn can_forget(world: &World, setup: &Setup, life: u8) -> bool {
     let table = &world.lives[life as usize].table;
-    !table.is_empty() && table.clone().prune(forgetting_now(world, setup)) > 0
+    !table.is_empty() && Ownership::clone(table).prune(forgetting_now(world, setup)) > 0
 }
 
 fn forgetting_now(world: &World, setup: &Setup) -> EpochMillis {
@@ -51,7 +52,12 @@ pub(crate) fn holds(world: &World, at: At) -> bool {
 
 fn table(world: &mut World, at: At) -> &mut Ownership<Said> {
     let owner = world.handover(at).owner;
-    &mut world.lives[owner as usize].table
+    Rc::make_mut(&mut world.lives[owner as usize].table)
+}
+
+fn set_table(world: &mut World, at: At, table: Rc<Ownership<Said>>) {
+    let owner = world.handover(at).owner;
+    world.lives[owner as usize].table = table;
 }
 
 /// A copy of the dispatch message arrives.
@@ -70,16 +76,16 @@ pub(crate) fn deliver(world: &mut World, setup: &Setup, at: At) {
     (handover.queued, handover.met) = (false, true);
     if setup.without == Some(Guard::Ownership) {
         // As if nothing had ever been written down.
-        *table(world, at) = empty_table();
+        set_table(world, at, empty_table());
     }
-    let before = table(world, at).clone();
+    let before = Rc::clone(&world.owner(at).table);
     match table(world, at).on_dispatch(claim, not_after, now, admission) {
         OnDispatch::Take => {}
         OnDispatch::Turned(promise) => {
             break_promise(world, setup, at, before);
             promised(world, at, promise);
         }
-        OnDispatch::Duplicate(say) => say_it(world, at, say),
+        OnDispatch::Duplicate(say) => say_it(world, at, say.as_ref()),
     }
 }
 
@@ -89,7 +95,7 @@ pub(crate) fn answer(world: &mut World, setup: &Setup, at: At, ask: Ask) {
     let not_after = (ask != Ask::CancelStranger).then(|| cast::not_after(world, at));
     let now = cast::now(world);
     world.handover_mut(at).met = true;
-    let before = table(world, at).clone();
+    let before = Rc::clone(&world.owner(at).table);
     let say = match ask {
         Ask::Release => table(world, at).on_release(claim, not_after, now),
         Ask::Query => table(world, at).on_query(claim, not_after, now),
@@ -104,22 +110,22 @@ pub(crate) fn answer(world: &mut World, setup: &Setup, at: At, ask: Ask) {
     if matches!(say, Some(Say::Promise(_))) {
         break_promise(world, setup, at, before);
     }
-    say_it(world, at, say);
+    say_it(world, at, say.as_ref());
 }
 
 /// Without the guard the promise is given and not written down.
-fn break_promise(world: &mut World, setup: &Setup, at: At, before: Ownership<Said>) {
+fn break_promise(world: &mut World, setup: &Setup, at: At, before: Rc<Ownership<Said>>) {
     if setup.without == Some(Guard::Promise) {
-        *table(world, at) = before;
+        set_table(world, at, before);
     }
 }
 
-fn say_it(world: &mut World, at: At, say: Option<Say<Said>>) {
+fn say_it(world: &mut World, at: At, say: Option<&Say<Said>>) {
     match say {
         None => {}
         Some(Say::Started(_)) => world.handover_mut(at).outbox.add(Report::Started),
         Some(Say::Finished(_)) => world.handover_mut(at).outbox.add(Report::Finished),
-        Some(Say::Promise(promise)) => promised(world, at, promise),
+        Some(Say::Promise(promise)) => promised(world, at, *promise),
     }
 }
 
@@ -203,7 +209,7 @@ pub(crate) fn confirm(world: &mut World, at: At, report: Report, fault: Option<F
 pub(crate) fn forget(world: &mut World, setup: &Setup, life: u8) {
     let now = forgetting_now(world, setup);
     let table = &mut world.lives[life as usize].table;
-    table.prune(now);
+    Rc::make_mut(table).prune(now);
     if setup.without == Some(Guard::Forgetting) && table.is_empty() {
         // Nor does it remember up to when it has forgotten.
         *table = empty_table();
@@ -213,7 +219,7 @@ pub(crate) fn forget(world: &mut World, setup: &Setup, life: u8) {
 /// It is told to stop: what has not started goes back.
 pub(crate) fn drain(world: &mut World, life: u8) {
     world.lives[life as usize].draining = true;
-    let released = world.lives[life as usize].table.release_unstarted();
+    let released = Rc::make_mut(&mut world.lives[life as usize].table).release_unstarted();
     for (at, handover) in world.of_life_mut(life) {
         if released.contains(&cast::claim(at)) {
             handover.outbox.add(Report::Released);

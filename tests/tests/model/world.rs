@@ -3,6 +3,7 @@
 
 use isocost_common::execution::ExecutionStatus;
 use isocost_worker::ownership::Ownership;
+use std::rc::Rc;
 
 /// Lives of workers: 0 and 2 are those of worker A, one after the other, 1 and 3 those of worker B.
 pub(crate) const LIVES: usize = 4;
@@ -109,7 +110,8 @@ pub(crate) struct Life {
     pub(crate) buried: bool,
     /// What the leader has done about its end.
     pub(crate) aftermath: Aftermath,
-    pub(crate) table: Ownership<Said>,
+    /// Shared by all worlds in which it is the same.
+    pub(crate) table: Rc<Ownership<Said>>,
 }
 
 /// How a process fares.
@@ -409,6 +411,6 @@ impl Handover {
 }
 
 /// The table of a new life.
-pub(crate) fn empty_table() -> Ownership<Said> {
-    Ownership::new(super::cast::NOT_AFTER)
+pub(crate) fn empty_table() -> Rc<Ownership<Said>> {
+    Rc::new(Ownership::new(super::cast::NOT_AFTER))
 }
