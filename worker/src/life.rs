@@ -142,19 +142,19 @@ impl Tasks {
         ended.and_then(Result::err)
     }
 
-    async fn stop_taking(&mut self) {
+    async fn stop_taking(&mut self, patience: Duration) {
         self.taking.cancel();
-        join(&mut self.taker).await;
+        join(&mut self.taker, patience).await;
     }
 
-    async fn stop_beating(&mut self) {
+    async fn stop_beating(&mut self, patience: Duration) {
         self.beating.cancel();
-        join(&mut self.beater).await;
+        join(&mut self.beater, patience).await;
     }
 
-    async fn stop_sending(&mut self) {
+    async fn stop_sending(&mut self, patience: Duration) {
         self.sending.cancel();
-        join(&mut self.sender).await;
+        join(&mut self.sender, patience).await;
     }
 }
 
@@ -164,7 +164,7 @@ async fn watch_lease_until_ended(incarnation: &Incarnation, stop: &CancellationT
     stop.cancelled().await;
 }
 
-async fn join(tasks: &mut JoinSet<()>) {
+async fn join(tasks: &mut JoinSet<()>, patience: Duration) {
     let all = async {
         while let Some(ended) = tasks.join_next().await {
             if let Err(error) = ended {
@@ -172,7 +172,7 @@ async fn join(tasks: &mut JoinSet<()>) {
             }
         }
     };
-    if timeout(FLUSH, all).await.is_err() {
+    if timeout(patience, all).await.is_err() {
         warn!("tasks of the worker do not end in time; dropping them");
         tasks.shutdown().await;
     }
@@ -194,10 +194,10 @@ async fn stop(incarnation: &Arc<Incarnation>, mut tasks: Tasks) -> Result<After,
     let all_ended = timeout(STOP_GRACE + SETTLE, incarnation.runs.wait())
         .await
         .is_ok();
-    tasks.stop_taking().await;
-    delete_queue(incarnation).await;
+    tasks.stop_taking(FLUSH).await;
+    delete_queue(incarnation, FLUSH).await;
     let reported = timeout(FLUSH, incarnation.all_reported()).await.is_ok();
-    tasks.stop_beating().await;
+    tasks.stop_beating(FLUSH).await;
     if all_ended && reported {
         say_bye(incarnation).await;
     } else {
@@ -206,7 +206,7 @@ async fn stop(incarnation: &Arc<Incarnation>, mut tasks: Tasks) -> Result<After,
             reported, "stopping without a last word; the leader will find out"
         );
     }
-    tasks.stop_sending().await;
+    tasks.stop_sending(FLUSH).await;
     if !all_ended {
         return Err(still_running(incarnation));
     }
@@ -239,18 +239,22 @@ async fn abandon(incarnation: &Arc<Incarnation>, mut tasks: Tasks, end: End) -> 
     if end == End::LeaseLost && timeout_at(exit, incarnation.all_reported()).await.is_err() {
         warn!("the last reports of this incarnation are lost; the leader recovers by its death");
     }
-    tasks.stop_taking().await;
-    tasks.stop_beating().await;
-    tasks.stop_sending().await;
-    delete_queue(incarnation).await;
+    // As long as anything of it is here it answers for itself, and the leader takes it for alive. A broker that is cut off
+    // must not keep it here: what it held waits to run elsewhere.
+    tasks.stop_taking(SETTLE).await;
+    tasks.stop_beating(SETTLE).await;
+    tasks.stop_sending(SETTLE).await;
+    delete_queue(incarnation, SETTLE).await;
     Ok(())
 }
 
-async fn delete_queue(incarnation: &Incarnation) {
+/// What is not deleted expires by itself.
+async fn delete_queue(incarnation: &Incarnation, patience: Duration) {
     let queue = incarnation.runtime.dispatch_queue(incarnation.id);
-    if let Err(error) = incarnation.broker().delete_queue(&queue).await {
-        // It expires by itself.
-        warn!(queue, error = %error, "deleting the worker's queue");
+    match timeout(patience, incarnation.broker().delete_queue(&queue)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => warn!(queue, error = %error, "deleting the worker's queue"),
+        Err(_) => warn!(queue, "the broker does not delete the worker's queue in time"),
     }
 }
 
