@@ -9,6 +9,7 @@ pub mod broker;
 pub mod config;
 pub mod connect;
 pub mod coordination;
+pub mod crash_point;
 pub mod doctor;
 pub mod egress;
 pub mod error_chain;

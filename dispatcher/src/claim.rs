@@ -6,6 +6,7 @@ use crate::{
     placement::{Line, job_key},
 };
 use isocost_common::{
+    crash_point::{CrashPoint, reach},
     execution::ExecutionStatus,
     id::{ExecutionId, JobId},
     job::{ConcurrencyPolicy, JobStatus},
@@ -405,7 +406,9 @@ async fn write(mut tx: Tx, batch: &Batch, slots: &LockedSlots, now: EpochMillis)
         .collect();
     let mut applied = settle::settle(&mut tx, &skipped).await?;
     followers::end(&mut tx, &completed, now, &mut applied).await?;
+    reach(CrashPoint::ClaimUncommitted);
     tx.commit().await?;
+    reach(CrashPoint::ClaimCommitted);
     Ok(applied.due.is_some())
 }
 

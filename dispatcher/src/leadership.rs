@@ -5,6 +5,7 @@ use crate::leader::{self, Leader};
 use isocost_common::{
     config::LeaseConfig,
     coordination::Coordination,
+    crash_point::{CrashPoint, reach},
     error_chain::chain,
     store::{Store, epoch},
 };
@@ -136,7 +137,10 @@ async fn serve_term(
         return None;
     }
     let epoch = match epoch::begin(store, &office.process).await {
-        Ok(epoch) => epoch,
+        Ok(epoch) => {
+            reach(CrashPoint::EpochBegun);
+            epoch
+        }
         Err(failure) => {
             error!(error = %chain(&failure), "beginning an epoch");
             return None;

@@ -10,6 +10,7 @@ use crate::{
     publish::Parcel,
 };
 use isocost_common::{
+    crash_point::{CrashPoint, reach},
     execution::{Claim, ExecutionEvent, ExecutionStatus},
     id::{ExecutionId, IncarnationId, JobId, WorkerId},
     message::DispatchedExecution,
@@ -297,7 +298,9 @@ impl Leader {
         job_log::append(&mut tx, &log).await?;
         let ids: Vec<ExecutionId> = placed.iter().map(|placed| placed.claim.execution).collect();
         let orders = placement::orders(&mut tx, &ids).await?;
+        reach(CrashPoint::PlacementUncommitted);
         tx.commit().await?;
+        reach(CrashPoint::PlacementCommitted);
 
         let mut orders: HashMap<_, _> = orders
             .into_iter()
@@ -403,6 +406,7 @@ impl Leader {
             .collect();
         let applied = transitions::apply(&mut tx, &changes).await?;
         tx.commit().await?;
+        reach(CrashPoint::ChangeCommitted);
         self.note_changed(&changes, &applied);
         Ok(!changes.is_empty())
     }

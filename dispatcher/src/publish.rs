@@ -3,6 +3,7 @@
 use crate::in_flight::{Delivered, InFlight};
 use isocost_common::{
     broker::{Broker, Message, Publication, PublishOutcome, topology::Names},
+    crash_point::{CrashPoint, reach},
     execution::Claim,
     id::{IncarnationId, WorkerId},
     message::{CallbackTicket, ControlAction, ControlMessage, DispatchMessage, DispatchedExecution, kind},
@@ -137,8 +138,15 @@ impl Publisher {
         }
         let broker = Arc::clone(&self.broker);
         self.calls.spawn(async move {
-            let (letters, publications): (Vec<_>, Vec<_>) = publications.into_iter().unzip();
+            let (letters, publications): (Vec<Option<u64>>, Vec<_>) = publications.into_iter().unzip();
+            let dispatches = letters.iter().any(Option::is_some);
+            if dispatches {
+                reach(CrashPoint::PublishUnsent);
+            }
             let outcomes = broker.publish(publications).await;
+            if dispatches {
+                reach(CrashPoint::PublishConfirmed);
+            }
             letters.into_iter().zip(outcomes).collect()
         });
     }

@@ -13,6 +13,7 @@ use crate::{
 };
 use isocost_common::{
     broker::{Message, Publication},
+    crash_point::{CrashPoint, reach},
     execution::ExecutionStatus,
     id::{ExecutionId, IncarnationId, JobId},
     message::{Marker, kind},
@@ -233,6 +234,7 @@ impl Leader {
         epoch::guard(&mut tx, self.tenure.epoch).await?;
         workers::set_status(&mut tx, &[(*incarnation, WorkerStatus::Dead)], self.store.now()).await?;
         tx.commit().await?;
+        reach(CrashPoint::RecoveryBuried);
         warn!(worker.id = %worker, incarnation = %incarnation, silence_ms = silence.as_millis(), reason,
             "a worker is dead");
         metrics::counter!("isocost_workers_dead_total").increment(1);
@@ -311,7 +313,9 @@ impl Leader {
         epoch::guard(&mut tx, self.tenure.epoch).await?;
         let changes = lock_and_judge(&mut tx, &ids, now, Some(incarnation)).await?;
         let applied = transitions::apply(&mut tx, &changes).await?;
+        reach(CrashPoint::RecoveryUncommitted);
         tx.commit().await?;
+        reach(CrashPoint::RecoveryCommitted);
         info!(incarnation = %incarnation, executions = changes.len(), "took back what an ended worker held");
         self.note_changed(&changes, &applied);
         // What was no longer its own is none of ours: the set follows the database at the next reload.
@@ -353,6 +357,7 @@ pub async fn bury_all(store: &Store) -> Result<usize, StoreError> {
             tx.commit().await
         })
         .await?;
+    reach(CrashPoint::RecoveryBuried);
     let mut reader = store.reader().await?;
     let owned = recovery::owned(&mut reader).await?;
     drop(reader);
@@ -365,7 +370,9 @@ pub async fn bury_all(store: &Store) -> Result<usize, StoreError> {
                 let changes = lock_and_judge(&mut tx, chunk, now, None).await?;
                 // The callbacks' tickets are left to the sweeper: there is no broker yet.
                 transitions::apply(&mut tx, &changes).await?;
+                reach(CrashPoint::RecoveryUncommitted);
                 tx.commit().await?;
+                reach(CrashPoint::RecoveryCommitted);
                 Ok(changes.len())
             })
             .await?;

@@ -2,20 +2,24 @@
 
 use anyhow::{Context, Result, bail};
 use std::collections::{BTreeMap, HashMap};
-use std::{fs, io, path::PathBuf};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
-/// The file to which every run appends the execution's id and the attempt, and on a cluster the worker and
-/// the instant.
+/// The file to which every run appends the execution's id, the attempt, the worker and the instant.
 pub struct Ledger {
     file: PathBuf,
 }
 
-/// One run on a cluster.
+/// One run, or a sign of life of one that ticks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
+    /// Which attempt.
+    pub attempt: u32,
     /// Where.
     pub worker: String,
-    /// When it began, in milliseconds since the Unix epoch.
+    /// When it began, or ticked, in milliseconds since the Unix epoch.
     pub at_ms: i64,
 }
 
@@ -58,18 +62,31 @@ impl Ledger {
         Ok(runs)
     }
 
-    /// Every run on a cluster by execution, in the order in which they began.
+    /// Every run by execution, in the order in which they began.
     ///
     /// # Errors
     /// When the file has something else in it.
     pub fn details(&self) -> Result<HashMap<String, Vec<Run>>> {
+        Self::read(&self.text()?)
+    }
+
+    /// Every tick by execution, in the order in which they were made, of runs that tick.
+    ///
+    /// # Errors
+    /// When the file has something else in it.
+    pub fn ticks(&self) -> Result<HashMap<String, Vec<Run>>> {
+        Self::read(&text_of(&self.file.with_extension("ticks"))?)
+    }
+
+    fn read(text: &str) -> Result<HashMap<String, Vec<Run>>> {
         let mut runs: HashMap<String, Vec<Run>> = HashMap::new();
-        for line in self.text()?.lines() {
+        for line in text.lines() {
             let words: Vec<&str> = line.split(' ').collect();
-            let [execution, _, worker, at_ms] = words[..] else {
+            let [execution, attempt, worker, at_ms] = words[..] else {
                 bail!("torn line `{line}`");
             };
             runs.entry(execution.to_owned()).or_default().push(Run {
+                attempt: attempt.parse()?,
                 worker: worker.to_owned(),
                 at_ms: at_ms.parse()?,
             });
@@ -94,9 +111,13 @@ impl Ledger {
     }
 
     fn text(&self) -> Result<String> {
-        match fs::read_to_string(&self.file) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-            outcome => Ok(outcome?),
-        }
+        text_of(&self.file)
+    }
+}
+
+fn text_of(file: &Path) -> Result<String> {
+    match fs::read_to_string(file) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        outcome => Ok(outcome?),
     }
 }

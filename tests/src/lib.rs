@@ -6,11 +6,13 @@
 
 pub mod api;
 pub mod bounds;
+pub mod broker_side;
 pub mod cluster;
 pub mod database;
 pub mod figures;
 pub mod jobs;
 pub mod ledger;
+pub mod ledger_handler;
 pub mod patience;
 pub mod port;
 pub mod receiver;

@@ -4,7 +4,7 @@ use crate::{api::Api, ledger::Ledger, patience::eventually, port::free_port};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::sync::Once;
 use std::{env, time::Duration};
 use tempfile::TempDir;
@@ -123,9 +123,18 @@ impl Site {
     /// # Errors
     /// When it cannot be started.
     pub fn spawn(&self) -> Result<Life> {
+        self.spawn_with(&[])
+    }
+
+    /// As [`Site::spawn`], with more in the environment of this life alone.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn_with(&self, more: &[(&str, &str)]) -> Result<Life> {
         let log = File::options().create(true).append(true).open(self.log_path())?;
         let child = self
             .command()
+            .envs(more.iter().copied())
             .stdout(File::create(self.output_path())?)
             .stderr(log)
             .spawn()
@@ -138,7 +147,15 @@ impl Site {
     /// # Errors
     /// When it ends, or is not ready in time; with the end of its log.
     pub async fn start(&self) -> Result<Process> {
-        let mut life = self.spawn()?;
+        self.start_with(&[]).await
+    }
+
+    /// As [`Site::start`], with more in the environment of this life alone.
+    ///
+    /// # Errors
+    /// As [`Site::start`].
+    pub async fn start_with(&self, more: &[(&str, &str)]) -> Result<Process> {
+        let mut life = self.spawn_with(more)?;
         if let Err(error) = self.ready(&mut life).await {
             bail!("{error:#}; its log ends:\n{}", self.log_tail());
         }
@@ -202,6 +219,15 @@ impl Life {
     /// When it cannot be killed.
     pub async fn kill(mut self) -> Result<()> {
         Ok(self.child.kill().await?)
+    }
+
+    /// Waits until it has ended by itself.
+    ///
+    /// # Errors
+    /// When it goes on.
+    pub async fn ended(&mut self) -> Result<ExitStatus> {
+        let ended = timeout(STOP_LIMIT, self.child.wait()).await;
+        Ok(ended.context("the program does not end")??)
     }
 }
 

@@ -40,12 +40,45 @@ pub fn of(execution: &Value) -> Result<Vec<Step>> {
         .collect()
 }
 
+/// The first step that may not follow the one before it; none in a story that the states allow.
+///
+/// Written down here once more, apart from the product's own table.
+#[must_use]
+pub fn first_illegal(steps: &[Step]) -> Option<(&Step, &Step)> {
+    let may_follow = |from: &str, to: &str| match from {
+        "SUBMITTED" => to == "DUE",
+        "DUE" => matches!(
+            to,
+            "BLOCKED" | "PENDING" | "DISPATCHED" | "SKIPPED" | "CANCELLED" | "EXPIRED"
+        ),
+        "BLOCKED" | "SCHEDULED" => matches!(to, "PENDING" | "CANCELLED" | "EXPIRED" | "SKIPPED"),
+        "PENDING" => matches!(to, "DISPATCHED" | "CANCELLED" | "EXPIRED" | "SKIPPED"),
+        "DISPATCHED" => matches!(to, "PENDING" | "RUNNING" | "SCHEDULED") || is_end_of_a_run(to),
+        "RUNNING" => matches!(to, "SCHEDULED" | "LOST") || is_end_of_a_run(to),
+        _ => false,
+    };
+    let states: Vec<&Step> = steps.iter().filter(|step| is_state(step)).collect();
+    let mut pairs = states.windows(2).map(|pair| (pair[0], pair[1]));
+    pairs.find(|(from, to)| !may_follow(&from.name, &to.name))
+}
+
+fn is_end_of_a_run(name: &str) -> bool {
+    matches!(name, "SUCCEEDED" | "FAILED" | "TIMED_OUT" | "CANCELLED")
+}
+
+/// Notes and callbacks stand beside the states.
+fn is_state(step: &Step) -> bool {
+    !matches!(
+        step.name.as_str(),
+        "NOTE" | "CANCEL_REQUESTED" | "CALLBACK_DELIVERED"
+    )
+}
+
 /// The steps by which a worker lost the execution without an end to it: it waits again right after it was handed over
 /// or ran.
 #[must_use]
 pub fn taken_back(steps: &[Step]) -> Vec<&Step> {
-    let is_state = |step: &&Step| !matches!(step.name.as_str(), "NOTE" | "CANCEL_REQUESTED");
-    let states: Vec<&Step> = steps.iter().filter(is_state).collect();
+    let states: Vec<&Step> = steps.iter().filter(|step| is_state(step)).collect();
     let is_held = |step: &Step| matches!(step.name.as_str(), "DISPATCHED" | "RUNNING");
     let waits = |step: &Step| matches!(step.name.as_str(), "PENDING" | "SCHEDULED");
     let pairs = states

@@ -11,6 +11,7 @@ use crate::{
 use backon::{BackoffBuilder, ExponentialBuilder};
 use isocost_common::{
     broker::{Acker, BrokerError, ConsumeOptions, Consumer, Delivery, subscription::pause_or_back},
+    crash_point::{CrashPoint, reach},
     message::{ControlAction, ControlMessage, DispatchMessage, DispatchedExecution},
 };
 use std::{
@@ -172,6 +173,9 @@ fn decide(incarnation: &Arc<Incarnation>, executions: Vec<DispatchedExecution>, 
     }
     if !reports.is_empty() {
         incarnation.outbox.push(reports);
+    }
+    if !taken.is_empty() {
+        reach(CrashPoint::WorkerTaken);
     }
     for work in taken {
         submit(incarnation, work);

@@ -4,6 +4,7 @@ use crate::{acks::Delivered, incarnation::Incarnation, ownership::Confirmed};
 use backon::{BackoffBuilder, ExponentialBuilder};
 use isocost_common::{
     broker::{Message, Publication, PublishOutcome, subscription::pause_or_back},
+    crash_point::{CrashPoint, reach},
     execution::Outcome,
     message::{Report, ReportEvent, ReportMessage, kind},
 };
@@ -136,7 +137,17 @@ async fn publish_until_confirmed(
             .iter()
             .map(|batch| incarnation.mandatory_result(batch.message.clone()))
             .collect::<Vec<Publication>>();
+        reach_all(
+            &batches,
+            CrashPoint::WorkerStartUnsent,
+            CrashPoint::WorkerEndUnsent,
+        );
         let outcomes = incarnation.broker().publish(publications).await;
+        reach_all(
+            &batches,
+            CrashPoint::WorkerStartConfirmed,
+            CrashPoint::WorkerEndConfirmed,
+        );
         let mut unsent = Vec::new();
         let mut returned = false;
         for (batch, outcome) in batches.into_iter().zip(outcomes) {
@@ -163,6 +174,20 @@ async fn publish_until_confirmed(
         if returned {
             incarnation.redeclare_shared().await;
         }
+    }
+}
+
+/// Visits the crash point of a start, of an end, or both, by what is reported.
+fn reach_all(batches: &[Batch], start: CrashPoint, end: CrashPoint) {
+    let has = |which: Confirmed| {
+        let mut items = batches.iter().flat_map(|batch| &batch.items);
+        items.any(|item| confirmation(&item.report).1 == which)
+    };
+    if has(Confirmed::Start) {
+        reach(start);
+    }
+    if has(Confirmed::End) {
+        reach(end);
     }
 }
 

@@ -5,6 +5,7 @@ use crate::{
     ownership::OnStart, run::attempt, run_control::RunControl,
 };
 use isocost_common::{
+    crash_point::{CrashPoint, reach},
     execution::Outcome,
     message::{DispatchedExecution, Report, ReportEvent},
 };
@@ -64,6 +65,7 @@ async fn run_one(incarnation: &Incarnation, slot: &Slot, work: Work) {
         return;
     }
 
+    reach(CrashPoint::WorkerStartKeySet);
     let attempt_number = execution.attempt;
     let started_at = incarnation.runtime.clock.now();
     let started = Arc::new(Report {
@@ -120,6 +122,7 @@ fn start(
     }
     books.runs.insert(claim, Arc::clone(control));
     drop(books);
+    reach(CrashPoint::WorkerRunning);
     incarnation.outbox.push([Item {
         report: Arc::clone(started),
         delivery: Some(delivery),
@@ -128,6 +131,7 @@ fn start(
 }
 
 fn finish(incarnation: &Incarnation, finished: Report) {
+    reach(CrashPoint::WorkerFinished);
     let finished = Arc::new(finished);
     let mut books = incarnation.books.lock();
     books.runs.remove(&finished.claim);

@@ -24,6 +24,7 @@ use isocost_common::{
         subscription::{Subscription, patient, pause},
         topology::Names,
     },
+    crash_point::{CrashPoint, reach},
     store::apps::App,
     trace_parent::TRACEPARENT,
 };
@@ -166,6 +167,7 @@ impl Intake {
                 Ok(stored) => stored,
                 Err(problem) => vec![Err(problem); count],
             };
+            reach(CrashPoint::AmqpStored);
             for (place, outcome) in places.into_iter().zip(stored) {
                 verdicts[place] = Some(outcome);
             }
@@ -337,6 +339,7 @@ impl Intake {
         }
         let (done, kept): (Vec<_>, Vec<_>) =
             letters.into_iter().partition(|letters| letters.unsent.is_empty());
+        reach(CrashPoint::AmqpAnswered);
         held::ack(&done).await;
         if !kept.is_empty() {
             warn!(letters = kept.len(), "answers and dead letters are sent again");

@@ -1,6 +1,7 @@
 //! Reading a [`Config`] from its sources.
 
 use super::Config;
+use crate::crash_point;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
@@ -64,6 +65,7 @@ pub fn load(
         }
     };
     for (name, text) in environment {
+        crash_point::arm(&name, &text)?;
         if let Some(path) = name.strip_prefix(ENV_PREFIX) {
             set(&mut table, path, &text).ok_or(ConfigError::Variable(name.clone()))?;
         }

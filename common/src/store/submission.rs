@@ -11,6 +11,7 @@ use super::{
     key_chunks, placeholders,
 };
 use crate::{
+    crash_point::{CrashPoint, reach},
     id::{AppId, JobId},
     job::{JobStatus, Trigger},
     time::EpochMillis,
@@ -237,7 +238,9 @@ fn answer_folded(
 async fn attempt(store: &Store, group: &[JobRow]) -> Result<Vec<Admission>, StoreError> {
     let mut tx = store.begin().await?;
     let admissions = insert_group(&mut tx, group).await?;
+    reach(CrashPoint::SubmissionUncommitted);
     tx.commit().await?;
+    reach(CrashPoint::SubmissionCommitted);
     Ok(admissions)
 }
 

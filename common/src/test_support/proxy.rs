@@ -77,7 +77,15 @@ impl Proxy {
     /// # Errors
     /// The system's, when no port can be opened.
     pub async fn start(target: SocketAddr) -> io::Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        Self::start_at(Ipv4Addr::LOCALHOST, target).await
+    }
+
+    /// The same, at an address of this machine that is not loopback.
+    ///
+    /// # Errors
+    /// The system's, when no port can be opened there.
+    pub async fn start_at(address: Ipv4Addr, target: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind((address, 0)).await?;
         let (orders, _) = watch::channel(Orders {
             traffic: Traffic::Pass,
             version: 0,

@@ -19,6 +19,7 @@ use isocost_common::{
     Ports,
     broker::{Acker, BrokerError, Delivery, Message, Publication, PublishOutcome, topology::Names},
     config::Config,
+    crash_point::{CrashPoint, reach},
     error_chain::chain,
     execution::limit_text,
     message::{ReportMessage, SettledMessage, Wake, kind},
@@ -130,6 +131,7 @@ impl Intake {
                 done.push(delivery.tag);
             }
         }
+        reach(CrashPoint::IntakeAnnounced);
         acker.ack(&done).await;
         Ok(())
     }
@@ -142,6 +144,7 @@ impl Intake {
         while let Some(part) = parts.pop() {
             let failure = match self.take_in_patiently(part).await? {
                 Ok(taken) => {
+                    reach(CrashPoint::IntakeCommitted);
                     self.announce(taken).await;
                     continue;
                 }

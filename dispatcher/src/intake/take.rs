@@ -5,6 +5,7 @@ use super::{
     fold::{Folded, Item, fold},
 };
 use isocost_common::{
+    crash_point::{CrashPoint, reach},
     execution::Claim,
     id::ExecutionId,
     message::Settled,
@@ -47,6 +48,7 @@ pub(super) async fn take_in(store: &Store, items: &[Item]) -> Result<Taken, Stor
         .transact(|| async {
             let mut tx = store.begin().await?;
             let done = take_in_transaction(&mut tx, &folded, &ids, now).await?;
+            reach(CrashPoint::IntakeUncommitted);
             tx.commit().await?;
             Ok(done)
         })

@@ -13,6 +13,7 @@ use isocost_common::{
     Ports,
     broker::{Acker, DeliveryTag, topology::Names},
     config::RelayConfig,
+    crash_point::{CrashPoint, reach},
     error_chain::chain,
     id::DeliveryId,
     message::CallbackTicket,
@@ -193,7 +194,10 @@ impl Engine {
         let mut pauses = patient();
         loop {
             match self.claim_tickets(&batch.tickets).await {
-                Ok(()) => return batch.acker.ack(&batch.tags).await,
+                Ok(()) => {
+                    reach(CrashPoint::RelayClaimed);
+                    return batch.acker.ack(&batch.tags).await;
+                }
                 Err(failure) => warn!(error = %chain(&failure), "claiming callbacks again"),
             }
             if !pause(&self.shutdown, pauses.next().unwrap_or_default()).await {
@@ -332,6 +336,7 @@ impl Engine {
                 (panicked.id(), None)
             }
         };
+        reach(CrashPoint::RelayPosted);
         let Some((endpoint, lane)) = self.tasks.remove(&id) else {
             return;
         };

@@ -10,6 +10,7 @@ use isocost_common::{
         subscription::{patient, pause},
         topology::Names,
     },
+    crash_point::{CrashPoint, reach},
     error_chain::chain,
     execution::ExecutionStatus,
     id::{AppId, ExecutionId},
@@ -116,6 +117,9 @@ impl Publisher {
                 Ok(claimed)
             })
             .await?;
+        if !claimed.is_empty() {
+            reach(CrashPoint::OutcomeClaimed);
+        }
         show_age(now, claimed.first().map(|outcome| outcome.created_at));
         self.know_apps(&claimed).await?;
         let pass = self.publish(claimed).await?;
@@ -128,6 +132,9 @@ impl Publisher {
         let ids: Vec<_> = claimed.iter().map(|outcome| outcome.execution).collect();
         let publications = claimed.into_iter().map(|outcome| self.publication(outcome));
         let answers = self.ports.broker.publish(publications.collect()).await;
+        if !ids.is_empty() {
+            reach(CrashPoint::OutcomePublished);
+        }
         let (mut done, mut refused, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         for (id, answer) in ids.into_iter().zip(answers) {
             match answer {

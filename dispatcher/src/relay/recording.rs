@@ -8,6 +8,7 @@ use super::{
 use crate::subscription::{patient, pause};
 use isocost_common::{
     broker::{Message, Publication},
+    crash_point::{CrashPoint, reach},
     error_chain::chain,
     message::{CallbackTicket, kind},
     store::{
@@ -101,6 +102,7 @@ impl Engine {
                 return;
             }
         }
+        reach(CrashPoint::RelayRecorded);
         self.plan_next(&finished).await;
     }
 

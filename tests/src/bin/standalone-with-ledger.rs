@@ -1,18 +1,11 @@
-//! Standalone mode with one more handler, as a program with handlers of its own would embed it: `ledger` writes a line
-//! for every run into the file that `ISOCOST_LEDGER_FILE` names, with one append, so that lines of any number of
-//! processes and lives never mix.
+//! Standalone mode with one more handler, `ledger`, as a program with handlers of its own would embed it.
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use isocost::standalone::Standalone;
 use isocost_common::config;
-use isocost_worker::{JobContext, JobError};
-use std::{
-    env,
-    fs::{File, OpenOptions},
-    io::Write,
-    path::PathBuf,
-    sync::Arc,
-};
+use isocost_tests::ledger_handler::LedgerHandler;
+use isocost_worker::JobContext;
+use std::{env, sync::Arc};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -25,8 +18,7 @@ async fn main() -> anyhow::Result<()> {
     if (command.as_str(), listen_flag.as_str(), data_flag.as_str()) != ("standalone", "--listen", "--data") {
         bail!("usage: standalone-with-ledger standalone --listen ADDRESS --data FOLDER");
     }
-    let file = PathBuf::from(env::var_os("ISOCOST_LEDGER_FILE").context("ISOCOST_LEDGER_FILE is not set")?);
-    let ledger = Arc::new(OpenOptions::new().create(true).append(true).open(file)?);
+    let ledger = Arc::new(LedgerHandler::from_environment("standalone")?);
     let config = config::load(None, env::vars())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let stop = CancellationToken::new();
@@ -38,15 +30,10 @@ async fn main() -> anyhow::Result<()> {
     let site = Standalone::new(config, data.as_ref(), listen.parse()?).worker(move |worker| {
         worker.handler("ledger", move |job: JobContext| {
             let ledger = Arc::clone(&ledger);
-            async move { append(&ledger, &job) }
+            async move { ledger.run(&job).await }
         })
     });
     let outcome = site.run(stop, |started| println!("{}", started.url)).await;
     listener.abort();
     Ok(outcome?)
-}
-
-fn append(mut ledger: &File, job: &JobContext) -> Result<(), JobError> {
-    let line = format!("{} {}\n", job.execution_id(), job.attempt());
-    ledger.write_all(line.as_bytes()).map_err(JobError::retry)
 }

@@ -2,9 +2,11 @@
 
 mod process;
 mod servers;
+mod uplink;
 
 pub use process::{Process, Role};
 pub use servers::{RabbitMq, Servers};
+pub use uplink::{Cut, Uplink};
 
 use crate::{
     api::Api,
@@ -13,13 +15,20 @@ use crate::{
     site::{beside_this_test, install_tls_provider, isocost},
 };
 use anyhow::{Context, Result, ensure};
-use std::{env, fs, path::PathBuf, process::Stdio};
+use sqlx::{Connection, MySqlConnection};
+use std::{
+    env, fs,
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    process::Stdio,
+    sync::Arc,
+};
 use tempfile::TempDir;
 use tokio::process::Command;
 
 /// The servers of a cluster, its configuration and the files its processes leave.
 pub struct Cluster {
-    servers: Servers,
+    servers: Arc<Servers>,
     folder: TempDir,
     environment: Vec<(String, String)>,
 }
@@ -49,12 +58,34 @@ impl Cluster {
     /// When one does not start.
     pub async fn on_database(options: &[&str]) -> Result<Self> {
         install_tls_provider();
+        Self::on(Arc::new(Servers::start(options).await?))
+    }
+
+    /// Another cluster on the same servers, with its own database and names, and its tables.
+    ///
+    /// # Errors
+    /// When the database cannot be made.
+    pub async fn beside(&self, name: &str) -> Result<Self> {
+        let mariadb = &self.servers.mariadb;
+        mariadb.execute(&format!("create database {name}")).await?;
+        let grant = format!("grant all on {name}.* to isocost@'127.0.0.1'");
+        mariadb.execute(&grant).await?;
+        let url = mariadb.options().url;
+        let (server, _) = url.rsplit_once('/').context("a URL with a database")?;
+        let other = Self::on(Arc::clone(&self.servers))?
+            .with("ISOCOST__STORE__URL", &format!("{server}/{name}"))
+            .with("ISOCOST__BROKER__NAMESPACE", name)
+            .with("ISOCOST__COORDINATION__PREFIX", name);
+        other.migrate().await?;
+        Ok(other)
+    }
+
+    fn on(servers: Arc<Servers>) -> Result<Self> {
         let mut folder = tempfile::Builder::new().prefix("isocost-cluster.").tempdir()?;
         if env::var_os("ISOCOST_TEST_KEEP").is_some() {
             folder.disable_cleanup(true);
             eprintln!("the logs are in {}", folder.path().display());
         }
-        let servers = Servers::start(options).await?;
         let environment = servers
             .environment()
             .into_iter()
@@ -95,7 +126,7 @@ impl Cluster {
 
     /// The servers behind it.
     #[must_use]
-    pub const fn servers(&self) -> &Servers {
+    pub fn servers(&self) -> &Servers {
         &self.servers
     }
 
@@ -159,6 +190,28 @@ impl Cluster {
     /// # Errors
     /// When it cannot be started.
     pub fn spawn(&self, role: Role, name: &str, more: &[(&str, &str)]) -> Result<Process> {
+        self.spawn_in(None, role, name, more)
+    }
+
+    /// Starts a worker that reaches Redis and RabbitMQ by an uplink, and waits until it is ready.
+    ///
+    /// # Errors
+    /// As [`Cluster::start`].
+    pub async fn start_behind(&self, uplink: &Uplink, name: &str, more: &[(&str, &str)]) -> Result<Process> {
+        let mut environment = uplink.environment();
+        environment.extend(more);
+        let mut process = self.spawn_in(uplink.namespace(), Role::LedgerWorker, name, &environment)?;
+        process.wait_until_ready().await?;
+        Ok(process)
+    }
+
+    fn spawn_in(
+        &self,
+        namespace: Option<(&str, Ipv4Addr)>,
+        role: Role,
+        name: &str,
+        more: &[(&str, &str)],
+    ) -> Result<Process> {
         let mut environment = self.environment.clone();
         environment.extend(
             more.iter()
@@ -170,7 +223,9 @@ impl Cluster {
             self.folder.path().join("ledger").display().to_string(),
         );
         let (port, health_port) = (free_port(), free_port());
-        set("ISOCOST__TELEMETRY__LISTEN", format!("127.0.0.1:{health_port}"));
+        let here = namespace.map_or(Ipv4Addr::LOCALHOST, |(_, address)| address);
+        let health = SocketAddr::from((here, health_port));
+        set("ISOCOST__TELEMETRY__LISTEN", health.to_string());
         set("ISOCOST__API__LISTEN", format!("127.0.0.1:{port}"));
         set("ISOCOST__WORKER__ID", name.to_owned());
         let program = match role {
@@ -179,12 +234,26 @@ impl Cluster {
         };
         Process::spawn(process::Plan {
             program,
+            namespace: namespace.map(|(name, _)| name.to_owned()),
             arguments: role.arguments(),
             environment,
             log: self.folder.path().join(format!("{name}.log")),
             api_port: role.has_api().then_some(port),
-            health_port,
+            health,
         })
+    }
+
+    /// A number from the database, behind the product's back.
+    ///
+    /// # Errors
+    /// When the statement fails.
+    pub async fn count(&self, sql: &'static str) -> Result<i64> {
+        let named = |(name, _): &&(String, String)| name == "ISOCOST__STORE__URL";
+        let (_, url) = self.environment.iter().rfind(named).context("no database")?;
+        let mut connection = MySqlConnection::connect(url).await?;
+        let count = sqlx::query_scalar(sql).fetch_one(&mut connection).await?;
+        connection.close().await?;
+        Ok(count)
     }
 
     /// A client of an API process, as the administrator.

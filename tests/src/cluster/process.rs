@@ -6,6 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::{
     fs::{self, File},
+    net::SocketAddr,
     path::PathBuf,
     process::{ExitStatus, Stdio},
     time::Duration,
@@ -61,11 +62,13 @@ impl Role {
 #[derive(Clone)]
 pub(super) struct Plan {
     pub(super) program: PathBuf,
+    /// The network namespace to start it in; none for this one.
+    pub(super) namespace: Option<String>,
     pub(super) arguments: &'static [&'static str],
     pub(super) environment: Vec<(String, String)>,
     pub(super) log: PathBuf,
     pub(super) api_port: Option<u16>,
-    pub(super) health_port: u16,
+    pub(super) health: SocketAddr,
 }
 
 /// A process that was started. Dropped, it is killed.
@@ -78,7 +81,16 @@ pub struct Process {
 impl Process {
     pub(super) fn spawn(plan: Plan) -> Result<Self> {
         let log = File::options().create(true).append(true).open(&plan.log)?;
-        let child = Command::new(&plan.program)
+        let mut command = match &plan.namespace {
+            // It becomes the program, so that whoever ends it ends the program.
+            Some(name) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", name]).arg(&plan.program);
+                command
+            }
+            None => Command::new(&plan.program),
+        };
+        let child = command
             .args(plan.arguments)
             .envs(plan.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
@@ -224,8 +236,31 @@ impl Process {
     /// # Errors
     /// As [`Process::wait_until_ready`].
     pub async fn restart(&mut self) -> Result<()> {
-        *self = Self::spawn(self.plan.clone())?;
+        self.spawn_again(&[])?;
         self.wait_until_ready().await
+    }
+
+    /// Starts it again, on the same ports, with more in the environment of this life alone; does not wait.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn_again(&mut self, more: &[(&str, &str)]) -> Result<()> {
+        let life = Plan {
+            environment: self
+                .plan
+                .environment
+                .iter()
+                .cloned()
+                .chain(
+                    more.iter()
+                        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
+                )
+                .collect(),
+            ..self.plan.clone()
+        };
+        let Self { child, .. } = Self::spawn(life)?;
+        self.child = child;
+        Ok(())
     }
 
     /// What it logged in all its lives.
@@ -249,7 +284,7 @@ impl Process {
     }
 
     fn health_url(&self, path: &str) -> String {
-        format!("http://127.0.0.1:{}/{path}", self.plan.health_port)
+        format!("http://{}/{path}", self.plan.health)
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {

@@ -1,10 +1,11 @@
 //! The private servers of a cluster.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use isocost_common::{
     config::{BrokerConfig, Secret},
     test_support::{MariadbServer, RedisServer, rabbitmq_server::RabbitMqServer},
 };
+use std::net::SocketAddr;
 use tokio::sync::Mutex;
 
 /// RabbitMQ, Redis and MariaDB, each on a port of its own; they end with this.
@@ -63,6 +64,26 @@ impl RabbitMq {
     /// When it does not start.
     pub async fn restart(&self) -> Result<()> {
         self.node.lock().await.run().await
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// When its URL names no address.
+    pub fn address(&self) -> Result<SocketAddr> {
+        let (_, address) = self.url.rsplit_once('@').context("a URL with a user")?;
+        let (address, _) = address.split_once('/').context("a URL with a virtual host")?;
+        Ok(address.parse()?)
+    }
+
+    /// How to reach it at another address, such as a proxy's.
+    ///
+    /// # Errors
+    /// As [`RabbitMq::address`].
+    pub fn url_at(&self, address: SocketAddr) -> Result<String> {
+        Ok(self
+            .url
+            .replace(&self.address()?.to_string(), &address.to_string()))
     }
 
     /// `rabbitmqctl`; what it printed.

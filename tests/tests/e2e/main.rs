@@ -1,5 +1,5 @@
 //! The program from outside: one module a topic. `./test` runs those that load the machine (`big_tables`, `cluster`,
-//! `kill_loop`, `submit_many`) and those that measure time (`latency`) apart from the others, by the names of their modules.
+//! `crash_points`, `kill_loop`, `submit_many`) and those that measure time (`latency`) apart from the others, by the names of their modules.
 
 mod access;
 mod big_tables;
@@ -7,6 +7,7 @@ mod cases;
 mod cluster;
 mod concurrency;
 mod crash;
+mod crash_points;
 mod drain;
 mod first_run;
 mod idempotency;

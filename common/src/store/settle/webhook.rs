@@ -3,6 +3,7 @@
 
 use super::{Ended, EndedJob};
 use crate::{
+    crash_point::{CrashPoint, reach},
     execution::ExecutionError,
     id::{DeliveryId, ExecutionId, JobId, WorkerId},
     message::CallbackTicket,
@@ -92,6 +93,7 @@ pub(super) async fn queue(
     }
     callbacks::insert_many(tx, &deliveries).await?;
     outcomes::insert_many(tx, &reported).await?;
+    reach(CrashPoint::SettleWritten);
     applied
         .callbacks
         .extend(deliveries.iter().map(|delivery| CallbackTicket {

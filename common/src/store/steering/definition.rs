@@ -4,6 +4,7 @@ use super::{
     lock_job, rerun,
 };
 use crate::{
+    crash_point::{CrashPoint, reach},
     id::JobId,
     job::Trigger,
     store::{
@@ -117,6 +118,7 @@ pub async fn delete_job(
     }
     if cancel {
         request_deletion(store, id, by).await?;
+        reach(CrashPoint::DeletionRequested);
     } else if !deletion::is_requested(&mut *store.reader().await?, id).await? {
         let detail = "executions of the job are open; wait for their end, or delete with cancel=true";
         return Err(SteerError::not_possible("job.open", detail));
@@ -161,7 +163,11 @@ pub async fn finish_deletions(store: &Store) -> Result<usize, SteerError> {
     let mut deleted = 0;
     for (id, by) in deletion::waiting(store).await? {
         match delete_idle(store, id, &by).await {
-            Ok(done) => deleted += usize::from(done.is_some()),
+            Ok(None) => {}
+            Ok(Some(_)) => {
+                reach(CrashPoint::DeletionDone);
+                deleted += 1;
+            }
             Err(SteerError::NotFound) => {
                 let mut tx = store.begin().await?;
                 deletion::forget(&mut tx, id).await?;

@@ -1,5 +1,6 @@
 use super::{SteerError, lock_any_job, lock_job, rerun, set_status};
 use crate::{
+    crash_point::{CrashPoint, reach},
     execution::ExecutionStatus,
     id::{AppId, JobId},
     job::{JobStatus, Trigger, Window},
@@ -215,5 +216,6 @@ pub(super) async fn finish(mut tx: Tx, job: JobId, event: &str, by: &AuditEntry)
     job_log::append(&mut tx, &[entry]).await?;
     audit::append(&mut tx, by).await?;
     tx.commit().await?;
+    reach(CrashPoint::SteeringCommitted);
     Ok(())
 }

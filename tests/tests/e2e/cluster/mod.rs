@@ -3,7 +3,9 @@
 mod amqp;
 mod balance;
 mod crashes;
+mod cut_off;
 mod doctor;
+mod frozen;
 mod long_runs;
 mod outages;
 mod roles;
