@@ -43,7 +43,7 @@ pub use folder_lock::{FolderLock, FolderLockError};
 pub use sql::{AnyQuery, BulkUpdate, Row, key_chunks, placeholders, row_chunks};
 pub use transaction::Tx;
 
-use crate::time::{Clock, EpochMillis};
+use crate::time::{Clock, ClockReading, EpochMillis};
 use sqlx::{
     AnyConnection, AnyPool, Connection as _,
     any::{AnyConnectOptions, AnyPoolOptions},
@@ -186,7 +186,7 @@ impl Store {
         self.dialect
     }
 
-    /// Compares the database's clock with this machine's and keeps the difference for [`Store::now`].
+    /// Compares the database's clock with this machine's and corrects [`Store::now`] by what the answer proves.
     /// Returns how far the database is ahead, in milliseconds.
     ///
     /// # Errors
@@ -195,15 +195,18 @@ impl Store {
         let Some(query) = self.dialect.clock_query() else {
             return Ok(0);
         };
+        // The wait for a connection is no part of the round trip.
+        let mut connection = self.read.acquire().await.map_err(StoreError::from_sqlx)?;
         let before = EpochMillis::system_now();
         let database: i64 = sqlx::query_scalar(query)
-            .fetch_one(&self.read)
+            .fetch_one(&mut *connection)
             .await
             .map_err(StoreError::from_sqlx)?;
-        let after = EpochMillis::system_now();
-        let offset = database - i64::midpoint(before.0, after.0);
-        self.clock.set_offset_ms(offset);
-        Ok(offset)
+        Ok(self.clock.learn(ClockReading {
+            database: EpochMillis(database),
+            before,
+            after: EpochMillis::system_now(),
+        }))
     }
 
     /// Begins a transaction that writes. Prefer [`Store::transact`], which reruns it after a deadlock.

@@ -37,6 +37,31 @@ async fn exists(store: &Store, job: JobId) -> Result<bool> {
     Ok(jobs::get(&mut *store.reader().await?, job).await?.is_some())
 }
 
+/// The question is held up and its answer is not: its middle would be wrong by half the wait, and a clock that is ahead
+/// fires jobs before their time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_answer_about_the_time_does_not_put_the_clock_ahead() -> Result<()> {
+    let server = MariadbServer::start(&[]).await?;
+    let proxy = Proxy::start(server.address()).await?;
+    let options = StoreOptions {
+        acquire_timeout: Duration::from_secs(30),
+        ..server.options_at(proxy.address())
+    };
+    let store = Store::connect(&options).await?;
+    // The connection is looked at once more after its use: that shall not be held up instead.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    proxy.set(Traffic::Stall).await?;
+    let measured = tokio::spawn({
+        let store = store.clone();
+        async move { store.measure_clock().await }
+    });
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    proxy.set(Traffic::Pass).await?;
+    let ahead_ms = measured.await??;
+    ensure!(ahead_ms.abs() < 1_000, "the database is {ahead_ms} ms ahead");
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_leader_does_not_keep_its_successor_from_leading() -> Result<()> {
     let server = MariadbServer::start(&[]).await?;
