@@ -55,7 +55,7 @@ struct ClaimedExecution {
     /// Index of its job in the batch.
     job: usize,
     row: ExecutionRow,
-    message: Option<&'static str>,
+    message: Option<String>,
 }
 
 impl Leader {
@@ -284,11 +284,13 @@ impl Batch {
                 } else {
                     (ExecutionStatus::Pending, None)
                 };
+                // Both are worth a word: what a missed firing stands for is recorded nowhere else.
                 let missed = firing.missed.then_some("missed; made up for by policy");
+                let words: Vec<&str> = missed.into_iter().chain(why).collect();
                 self.executions.push(ClaimedExecution {
                     job: self.jobs.len(),
                     row: new_execution(job, firing.scheduled, shard, status, now),
-                    message: why.or(missed),
+                    message: (!words.is_empty()).then(|| words.join("; ")),
                 });
             }
         }
@@ -306,7 +308,7 @@ impl Batch {
                 from: None,
                 to: Some(row.status),
                 worker: row.worker.clone(),
-                message: message.map(str::to_owned),
+                message: message.clone(),
                 at: row.created_at,
             });
         self.log.iter().cloned().chain(made).collect()

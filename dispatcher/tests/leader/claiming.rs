@@ -203,6 +203,30 @@ async fn missed_firings_that_a_policy_leaves_out_are_recorded(store: &TestStore)
     dispatcher.stop().await
 }
 
+/// What a missed firing stands for is recorded nowhere else.
+async fn a_missed_firing_that_has_to_wait_is_recorded_as_missed(store: &TestStore) -> anyhow::Result<()> {
+    let world = World::with_long_leases(store);
+    let long_ago = world.store.now() - Duration::from_secs(2 * 3_600);
+    let job = JobRow {
+        next_trigger_time: Some(long_ago),
+        misfire: Misfire {
+            policy: MisfirePolicy::CatchUp,
+            max_catch_up: 2,
+        },
+        concurrency: ConcurrencyPolicy::Serial,
+        ..given::job_with(Trigger::FixedRate {
+            every_ms: 3_600_000,
+            anchor: long_ago,
+        })
+    };
+    given::insert(&world.store, std::slice::from_ref(&job), &[]).await?;
+    let dispatcher = world.start_dispatcher();
+    world.until(job.id, &[S::Pending, S::Blocked]).await?;
+    let recorded = "select count(*) from job_log where from_status is null and message like 'missed;%'";
+    assert_eq!(world.count(recorded).await?, 2);
+    dispatcher.stop().await
+}
+
 async fn a_recurring_job_with_nothing_left_to_fire_is_completed(store: &TestStore) -> anyhow::Result<()> {
     let world = World::with_long_leases(store);
     let long_ago = world.store.now() - Duration::from_secs(86_400);
@@ -346,6 +370,7 @@ isocost_common::store_tests! {
     followers_of_a_job_that_completes_without_a_run_are_cancelled,
     a_recurring_job_is_armed_for_its_next_instant,
     missed_firings_that_a_policy_leaves_out_are_recorded,
+    a_missed_firing_that_has_to_wait_is_recorded_as_missed,
     a_recurring_job_with_nothing_left_to_fire_is_completed,
     a_serial_job_takes_turns_and_a_discarding_one_skips,
     every_shard_is_an_execution_of_its_own,
