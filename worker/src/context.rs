@@ -117,6 +117,13 @@ impl JobContext {
         self.0.execution.attempt
     }
 
+    /// The number of this handover: it grows each time the execution is given to a worker. A resource that remembers the
+    /// highest it has seen can refuse a run that is not the latest any more.
+    #[must_use]
+    pub fn dispatch_seq(&self) -> i64 {
+        self.0.execution.claim.dispatch_seq
+    }
+
     /// Its part of a sharded firing, from 0.
     #[must_use]
     pub fn shard(&self) -> u32 {
