@@ -1,31 +1,137 @@
-//! What jobs did, written down outside the product: a line for every run of the handler `ledger`.
+//! What jobs did, written down outside the product: two lines for every run of the handler `ledger`.
 
 use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, path::Path, path::PathBuf};
 
-/// The file to which every run appends the execution's id, the attempt, the worker and the instant.
+/// The file to which every run appends its beginning and its end.
 pub struct Ledger {
     file: PathBuf,
 }
 
-/// One run, or a sign of life of one that ticks.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// One run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
+    /// Of which execution.
+    pub execution: String,
+    /// Which start of it, from 1.
+    pub attempt: u32,
+    /// Of which handover.
+    pub seq: i64,
+    /// On which worker.
+    pub worker: String,
+    /// In which process.
+    pub process: u32,
+    /// When it began, in milliseconds since the Unix epoch.
+    pub at_ms: i64,
+    /// When it ended and how; none when its process took it along.
+    pub end: Option<End>,
+}
+
+/// A sign of life of a run that ticks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tick {
     /// Which attempt.
     pub attempt: u32,
     /// Where.
     pub worker: String,
-    /// When it began, or ticked, in milliseconds since the Unix epoch.
+    /// When, in milliseconds since the Unix epoch.
     pub at_ms: i64,
 }
 
+/// The end of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct End {
+    /// When, in milliseconds since the Unix epoch.
+    pub at_ms: i64,
+    /// How.
+    pub how: Ending,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ending {
+    /// It returned its result.
+    Ok,
+    /// It returned an error, as its params ask.
+    Failed,
+    /// Its worker stopped it.
+    Stopped,
+}
+
+impl Run {
+    /// The lines of the ledger that tell of it.
+    #[must_use]
+    pub fn lines(&self) -> String {
+        let run = format!(
+            "{} {} {} {} {}",
+            self.execution, self.attempt, self.seq, self.worker, self.process
+        );
+        let end = self.end.as_ref().map(|end| {
+            let how = match end.how {
+                Ending::Ok => "ok",
+                Ending::Failed => "failed",
+                Ending::Stopped => "stopped",
+            };
+            format!("end {run} {} {how}\n", end.at_ms)
+        });
+        format!("start {run} {}\n{}", self.at_ms, end.unwrap_or_default())
+    }
+}
+
 impl Ledger {
-    pub(crate) const fn at(file: PathBuf) -> Self {
+    /// The ledger in a file, which need not exist yet.
+    #[must_use]
+    pub const fn at(file: PathBuf) -> Self {
         Self { file }
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Every run, in the order in which they were written.
+    ///
+    /// # Errors
+    /// When the file has something else in it.
+    pub fn all(&self) -> Result<Vec<Run>> {
+        let mut runs: Vec<Run> = Vec::new();
+        let mut open: HashMap<String, usize> = HashMap::new();
+        for line in self.text()?.lines() {
+            let words: Vec<&str> = line.split(' ').collect();
+            match words[..] {
+                ["start", execution, attempt, seq, worker, process, at_ms] => {
+                    open.insert(words[1..6].join(" "), runs.len());
+                    runs.push(Run {
+                        execution: execution.to_owned(),
+                        attempt: attempt.parse()?,
+                        seq: seq.parse()?,
+                        worker: worker.to_owned(),
+                        process: process.parse()?,
+                        at_ms: at_ms.parse()?,
+                        end: None,
+                    });
+                }
+                ["end", _, _, _, _, _, at_ms, how] => {
+                    let begun = open.remove(&words[1..6].join(" "));
+                    let begun = begun.with_context(|| format!("`{line}` without a beginning"))?;
+                    runs[begun].end = Some(End {
+                        at_ms: at_ms.parse()?,
+                        how: match how {
+                            "ok" => Ending::Ok,
+                            "failed" => Ending::Failed,
+                            "stopped" => Ending::Stopped,
+                            _ => bail!("an unknown end in `{line}`"),
+                        },
+                    });
+                }
+                _ => bail!("torn line `{line}`"),
+            }
+        }
+        Ok(runs)
     }
 
     /// The attempts that ran, by execution, in the order in which they were written.
@@ -33,17 +139,10 @@ impl Ledger {
     /// # Errors
     /// When the file has something else in it.
     pub fn runs(&self) -> Result<HashMap<String, Vec<u32>>> {
-        let mut runs: HashMap<String, Vec<u32>> = HashMap::new();
-        for line in self.text()?.lines() {
-            let mut words = line.split(' ');
-            let (Some(execution), Some(attempt)) = (words.next(), words.next()) else {
-                bail!("torn line `{line}`");
-            };
-            runs.entry(execution.to_owned())
-                .or_default()
-                .push(attempt.parse()?);
-        }
-        Ok(runs)
+        let details = self.details()?.into_iter();
+        Ok(details
+            .map(|(execution, runs)| (execution, runs.iter().map(|run| run.attempt).collect()))
+            .collect())
     }
 
     /// How many runs each worker of a cluster wrote.
@@ -52,12 +151,8 @@ impl Ledger {
     /// When the file has something else in it.
     pub fn runs_by_worker(&self) -> Result<BTreeMap<String, usize>> {
         let mut runs: BTreeMap<String, usize> = BTreeMap::new();
-        for line in self.text()?.lines() {
-            let worker = line
-                .split(' ')
-                .nth(2)
-                .with_context(|| format!("no worker in `{line}`"))?;
-            *runs.entry(worker.to_owned()).or_default() += 1;
+        for run in self.all()? {
+            *runs.entry(run.worker).or_default() += 1;
         }
         Ok(runs)
     }
@@ -67,39 +162,39 @@ impl Ledger {
     /// # Errors
     /// When the file has something else in it.
     pub fn details(&self) -> Result<HashMap<String, Vec<Run>>> {
-        Self::read(&self.text()?)
+        let mut runs: HashMap<String, Vec<Run>> = HashMap::new();
+        for run in self.all()? {
+            runs.entry(run.execution.clone()).or_default().push(run);
+        }
+        Ok(runs)
     }
 
     /// Every tick by execution, in the order in which they were made, of runs that tick.
     ///
     /// # Errors
     /// When the file has something else in it.
-    pub fn ticks(&self) -> Result<HashMap<String, Vec<Run>>> {
-        Self::read(&text_of(&self.file.with_extension("ticks"))?)
-    }
-
-    fn read(text: &str) -> Result<HashMap<String, Vec<Run>>> {
-        let mut runs: HashMap<String, Vec<Run>> = HashMap::new();
-        for line in text.lines() {
+    pub fn ticks(&self) -> Result<HashMap<String, Vec<Tick>>> {
+        let mut ticks: HashMap<String, Vec<Tick>> = HashMap::new();
+        for line in text_of(&self.file.with_extension("ticks"))?.lines() {
             let words: Vec<&str> = line.split(' ').collect();
             let [execution, attempt, worker, at_ms] = words[..] else {
                 bail!("torn line `{line}`");
             };
-            runs.entry(execution.to_owned()).or_default().push(Run {
+            ticks.entry(execution.to_owned()).or_default().push(Tick {
                 attempt: attempt.parse()?,
                 worker: worker.to_owned(),
                 at_ms: at_ms.parse()?,
             });
         }
-        Ok(runs)
+        Ok(ticks)
     }
 
-    /// How many lines there are.
+    /// How many runs have begun.
     ///
     /// # Errors
     /// When the file cannot be read.
     pub fn len(&self) -> Result<usize> {
-        Ok(self.text()?.lines().count())
+        Ok(self.all()?.len())
     }
 
     /// Whether nothing has run yet.

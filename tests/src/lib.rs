@@ -7,8 +7,10 @@
 pub mod api;
 pub mod bounds;
 pub mod broker_side;
+pub mod checker;
 pub mod cluster;
 pub mod database;
+pub mod disorder;
 pub mod figures;
 pub mod jobs;
 pub mod ledger;

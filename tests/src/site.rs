@@ -293,8 +293,13 @@ pub(crate) fn isocost() -> PathBuf {
 
 /// Tests lie in target/debug/deps, programs in target/debug.
 pub(crate) fn beside_this_test(name: &str) -> PathBuf {
-    let test = env::current_exe().unwrap_or_default();
-    let folder = test.parent().and_then(Path::parent).unwrap_or(Path::new("."));
+    let this = env::current_exe().unwrap_or_default();
+    let folder = this.parent().unwrap_or(Path::new("."));
+    let folder = if folder.ends_with("deps") {
+        folder.parent().unwrap_or(folder)
+    } else {
+        folder
+    };
     folder.join(name)
 }
 

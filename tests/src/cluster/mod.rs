@@ -19,7 +19,7 @@ use sqlx::{Connection, MySqlConnection};
 use std::{
     env, fs,
     net::{Ipv4Addr, SocketAddr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Stdio,
     sync::Arc,
 };
@@ -269,6 +269,12 @@ impl Cluster {
     #[must_use]
     pub fn ledger(&self) -> Ledger {
         Ledger::at(self.folder.path().join("ledger"))
+    }
+
+    /// Where its processes leave their logs.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     fn key_file(&self) -> PathBuf {

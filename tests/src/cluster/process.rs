@@ -263,6 +263,20 @@ impl Process {
         Ok(())
     }
 
+    /// The system's number for it; none when its end was seen.
+    #[must_use]
+    pub fn id(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// Whether it has ended.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
     /// What it logged in all its lives.
     ///
     /// # Errors

@@ -113,7 +113,9 @@ impl Servers {
         })
     }
 
-    pub(super) fn environment(&self) -> Vec<(&'static str, String)> {
+    /// The configuration keys that say where they are.
+    #[must_use]
+    pub fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
             ("ISOCOST__STORE__URL", self.mariadb.options().url),
             ("ISOCOST__BROKER__URL", self.rabbitmq.url.clone()),

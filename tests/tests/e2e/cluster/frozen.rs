@@ -7,7 +7,7 @@ use isocost_tests::api::{Api, text};
 use isocost_tests::bounds;
 use isocost_tests::cluster::{Cluster, Process, Role};
 use isocost_tests::jobs::{LONG, wait_for_execution, with};
-use isocost_tests::ledger::Run;
+use isocost_tests::ledger::Tick;
 use isocost_tests::patience::eventually;
 use isocost_tests::steps;
 use serde_json::{Value, json};
@@ -275,13 +275,13 @@ fn overlap_ms(cluster: &Cluster, execution: &Value, thawed_ms: i64) -> Result<Op
 }
 
 /// The signs of life of runs after the start of a later one.
-pub(super) fn life_beside_a_later_run(cluster: &Cluster, execution: &Value) -> Result<Vec<Run>> {
+pub(super) fn life_beside_a_later_run(cluster: &Cluster, execution: &Value) -> Result<Vec<Tick>> {
     let id = text(execution, "executionId")?;
     let runs = cluster.ledger().details()?.remove(&id).context("no run")?;
     let distinct: BTreeSet<u32> = runs.iter().map(|run| run.attempt).collect();
     ensure!(distinct.len() == runs.len(), "one attempt ran twice: {runs:?}");
     let ticks = cluster.ledger().ticks()?.remove(&id).unwrap_or_default();
-    let later = |tick: &Run| {
+    let later = |tick: &Tick| {
         runs.iter()
             .any(|run| run.attempt > tick.attempt && run.at_ms < tick.at_ms)
     };
