@@ -1,7 +1,7 @@
 //! What all requests share, and the tasks that work behind them.
 
 use crate::{
-    access::{AppNames, KeyCache, PendingQuotas, RateLimits},
+    access::{Admission, AppNames, KeyCache, PendingQuotas, RateLimits},
     handler_directory::HandlerDirectory,
     submitter::Submitter,
     waker::Waker,
@@ -20,6 +20,7 @@ struct Shared {
     ports: Ports,
     egress: EgressPolicy,
     metrics: PrometheusHandle,
+    admission: Admission,
     keys: KeyCache,
     app_names: AppNames,
     rates: RateLimits,
@@ -76,6 +77,7 @@ impl ApiState {
         background.tasks.spawn(committing.run(background.stop.clone()));
         background.tasks.spawn(nudging.run(background.stop.clone()));
         let state = Self(Arc::new(Shared {
+            admission: Admission::new(&config.api),
             config,
             ports,
             egress,
@@ -111,6 +113,10 @@ impl ApiState {
 
     pub(crate) fn metrics(&self) -> &PrometheusHandle {
         &self.0.metrics
+    }
+
+    pub(crate) fn admission(&self) -> &Admission {
+        &self.0.admission
     }
 
     pub(crate) fn keys(&self) -> &KeyCache {

@@ -10,7 +10,7 @@ use metrics::{counter, histogram};
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -22,8 +22,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
-/// Submissions that may wait for their turn. Beyond, the API answers that it is busy.
+/// Requests that may wait for their turn, and the jobs they bring. Beyond, the API answers that it is busy.
 const QUEUE: usize = 4_096;
+const QUEUED_JOBS: usize = 20_000;
 /// Jobs stored in one transaction, unless a single request brings more.
 const GROUP: usize = 500;
 /// Transactions under way at once on a database server, which makes several of them durable with one flush.
@@ -34,6 +35,8 @@ const LINGER: Duration = Duration::from_millis(2);
 /// A submission that has waited this long for its turn is not stored any more: the database is stuck, and an answer in
 /// time is worth more than the attempt.
 const LONGEST_WAIT: Duration = Duration::from_millis(2_500);
+/// While those whose turn it is have waited for longer, nobody else joins the queue: the answer would be the same, later.
+const LONG_WAIT: Duration = Duration::from_millis(1_000);
 
 /// Why a submission got no answer from the database.
 #[derive(Debug, Clone)]
@@ -47,13 +50,52 @@ pub(crate) enum SubmitError {
 struct Ticket {
     jobs: Vec<JobRow>,
     handed_in: Instant,
+    turn: Arc<Turn>,
     reply: oneshot::Sender<Result<Vec<Admission>, SubmitError>>,
+    waiting: Waiting,
+}
+
+/// Whoever takes it first decides: the committer stores the jobs, or the request gives up.
+#[derive(Default)]
+struct Turn(AtomicBool);
+
+impl Turn {
+    /// True for the first.
+    fn take(&self) -> bool {
+        !self.0.swap(true, Ordering::AcqRel)
+    }
+}
+
+/// Jobs that wait for their turn or are being stored.
+struct Waiting {
+    jobs: usize,
+    all: Arc<AtomicUsize>,
+}
+
+impl Waiting {
+    /// None when there are too many already. A request that comes alone is always taken.
+    fn join(all: &Arc<AtomicUsize>, jobs: usize) -> Option<Self> {
+        let before = all.fetch_add(jobs, Ordering::AcqRel);
+        let joined = Self {
+            jobs,
+            all: Arc::clone(all),
+        };
+        (before == 0 || before + jobs <= QUEUED_JOBS).then_some(joined)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.jobs, Ordering::AcqRel);
+    }
 }
 
 /// Where requests hand their jobs in.
 pub(crate) struct Submitter {
     queue: mpsc::Sender<Ticket>,
     arriving: Arc<AtomicUsize>,
+    waiting: Arc<AtomicUsize>,
+    slow: Arc<AtomicBool>,
 }
 
 /// The task that stores them.
@@ -61,6 +103,8 @@ pub(crate) struct Committing {
     store: Store,
     queue: mpsc::Receiver<Ticket>,
     arriving: Arc<AtomicUsize>,
+    /// The last whose turn it was had waited for long.
+    slow: Arc<AtomicBool>,
 }
 
 /// Counts a request that is about to hand a job in, until it has or gives up.
@@ -76,14 +120,18 @@ impl Submitter {
     pub(crate) fn new(store: Store) -> (Self, Committing) {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let arriving = Arc::new(AtomicUsize::new(0));
+        let slow = Arc::new(AtomicBool::new(false));
         let submitter = Self {
             queue: sender,
             arriving: Arc::clone(&arriving),
+            waiting: Arc::default(),
+            slow: Arc::clone(&slow),
         };
         let committing = Committing {
             store,
             queue: receiver,
             arriving,
+            slow,
         };
         (submitter, committing)
     }
@@ -103,18 +151,32 @@ impl Submitter {
         jobs: Vec<JobRow>,
         arrival: Arrival,
     ) -> Result<Vec<Admission>, SubmitError> {
-        let (reply, answer) = oneshot::channel();
-        let ticket = Ticket {
-            jobs,
-            handed_in: Instant::now(),
-            reply,
-        };
-        let is_full = self.queue.try_send(ticket).is_err();
-        drop(arrival);
-        if is_full {
-            return Err(SubmitError::Busy);
+        let (reply, mut answer) = oneshot::channel();
+        let turn = Arc::<Turn>::default();
+        let handed_in = Instant::now();
+        {
+            let waiting = Waiting::join(&self.waiting, jobs.len()).ok_or(SubmitError::Busy)?;
+            let is_first = waiting.all.load(Ordering::Acquire) == jobs.len();
+            if self.slow.load(Ordering::Relaxed) && !is_first {
+                return Err(SubmitError::Busy);
+            }
+            let ticket = Ticket {
+                jobs,
+                handed_in,
+                turn: Arc::clone(&turn),
+                reply,
+                waiting,
+            };
+            self.queue.try_send(ticket).map_err(|_| SubmitError::Busy)?;
         }
-        answer.await.unwrap_or(Err(SubmitError::Busy))
+        drop(arrival);
+        let answered = match tokio::time::timeout_at(handed_in + LONGEST_WAIT, &mut answer).await {
+            Ok(answered) => answered,
+            Err(_) if turn.take() => return Err(SubmitError::Busy),
+            // Being stored: from here on only the database knows.
+            Err(_) => answer.await,
+        };
+        answered.unwrap_or(Err(SubmitError::Busy))
     }
 }
 
@@ -140,6 +202,9 @@ impl Committing {
     }
 
     async fn next(&mut self, stop: &CancellationToken) -> Option<Ticket> {
+        if self.queue.is_empty() {
+            self.slow.store(false, Ordering::Relaxed);
+        }
         tokio::select! {
             biased;
             ticket = self.queue.recv() => ticket,
@@ -152,6 +217,8 @@ impl Committing {
 
     /// Takes what is there, and waits a little while more is known to come.
     async fn gather(&mut self, first: Ticket) -> Vec<Ticket> {
+        let is_slow = first.handed_in.elapsed() > LONG_WAIT;
+        self.slow.store(is_slow, Ordering::Relaxed);
         let mut jobs = first.jobs.len();
         let mut group = vec![first];
         let deadline = Instant::now() + LINGER;
@@ -183,11 +250,11 @@ async fn commit(store: Store, group: Vec<Ticket>) {
     let mut jobs = Vec::new();
     let mut replies = Vec::with_capacity(group.len());
     for ticket in group {
-        if ticket.handed_in.elapsed() > LONGEST_WAIT {
-            let _ = ticket.reply.send(Err(SubmitError::Busy));
+        if !ticket.turn.take() {
+            // Its request has given up.
             continue;
         }
-        replies.push((ticket.jobs.len(), ticket.reply));
+        replies.push((ticket.jobs.len(), ticket.reply, ticket.waiting));
         jobs.extend(ticket.jobs);
     }
     if jobs.is_empty() {
@@ -200,13 +267,13 @@ async fn commit(store: Store, group: Vec<Ticket>) {
     match outcome {
         Ok(admissions) => {
             let mut admissions = admissions.into_iter();
-            for (count, reply) in replies {
+            for (count, reply, _waiting) in replies {
                 // A dropped receiver is a client that went away; its job is stored all the same.
                 let _ = reply.send(Ok(admissions.by_ref().take(count).collect()));
             }
         }
         Err(error) => {
-            for (_, reply) in replies {
+            for (_, reply, _waiting) in replies {
                 let _ = reply.send(Err(SubmitError::Store(Arc::clone(&error))));
             }
         }

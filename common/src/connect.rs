@@ -180,6 +180,7 @@ pub async fn store(
 ) -> Result<Store, StoreUnusable> {
     let options = StoreOptions {
         max_connections: config.store.max_connections,
+        statement_timeout: Duration::from_millis(config.store.statement_timeout_ms),
         ..StoreOptions::new(config.store.url.reveal())
     };
     let waiting = readiness.flag("database", "not connected yet");

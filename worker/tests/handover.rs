@@ -289,6 +289,31 @@ async fn a_message_that_cannot_be_read_does_not_stop_the_next() {
 }
 
 #[tokio::test]
+async fn work_of_a_newer_version_is_not_started_and_is_placed_elsewhere_when_asked_for() {
+    let stage = Stage::new().await;
+    let gate = Gate::closed();
+    let worker = stage.start(|w| w.handler("gate", gate.handler())).await;
+    let (newer, known) = (execution("gate", &json!(null)), execution("gate", &json!(null)));
+    stage.dispatch_of_version("2", vec![newer.clone()]).await;
+    stage.dispatch(vec![known.clone()]).await;
+    stage.started(known.claim).await;
+    // As a leader does that finds it in no holdings.
+    let query = ControlAction::Query {
+        claim: newer.claim,
+        not_after: Some(newer.not_after),
+    };
+    stage.control(vec![query]).await;
+    assert!(matches!(
+        stage.verdict(newer.claim).await,
+        ReportEvent::Refused { .. }
+    ));
+    gate.let_through(2);
+    stage.outcome(known.claim).await;
+    assert_eq!(gate.starts(), 1);
+    worker.stop().await.expect("stopped");
+}
+
+#[tokio::test]
 async fn heartbeats_name_what_is_held_by_stage_and_the_load() {
     let stage = Stage::new().await;
     let gate = Gate::closed();

@@ -1,11 +1,13 @@
 //! Who calls, and what they may do. Every route below `/openapi` passes [`authenticate`]; each handler names the scope
 //! it needs by its [`Authorized`] argument.
 
+mod admission;
 mod app_names;
 mod keys;
 mod quota;
 mod rate;
 
+pub(crate) use admission::{Admission, HeldBytes};
 pub(crate) use app_names::AppNames;
 pub(crate) use keys::KeyCache;
 pub(crate) use quota::{PendingQuotas, over_quota};
@@ -21,6 +23,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use futures_util::StreamExt;
 use isocost_common::{
     id::{ApiKeyId, AppId},
     store::{
@@ -29,7 +32,10 @@ use isocost_common::{
     },
     time::EpochMillis,
 };
-use std::{marker::PhantomData, sync::Arc};
+use std::{marker::PhantomData, sync::Arc, time::Duration};
+
+/// How long the body of a request that is refused may take to come.
+const COMES_WITHIN: Duration = Duration::from_secs(2);
 
 /// A key that was checked, with its app.
 #[derive(Debug, Clone)]
@@ -140,6 +146,10 @@ pub(crate) async fn authenticate(
     mut request: Request,
     next: Next,
 ) -> Response {
+    let in_hand = match state.admission().enter() {
+        Ok(in_hand) => in_hand,
+        Err(busy) => return refuse(request, busy).await,
+    };
     let text = request
         .headers()
         .get(header::AUTHORIZATION)
@@ -153,11 +163,23 @@ pub(crate) async fn authenticate(
             }
             request.extensions_mut().insert(caller);
             let mut response = next.run(request).await;
+            // A stream goes on without it: streams have a limit of their own.
+            drop(in_hand);
             decision.describe(response.headers_mut());
             response
         }
         Err(problem) => problem.into_response(),
     }
+}
+
+/// Answers once the body has come, and keeps nothing of it: a client that is cut off while it sends would see a broken
+/// connection in place of the answer.
+async fn refuse(request: Request, problem: Problem) -> Response {
+    let mut body = request.into_body().into_data_stream();
+    let coming = async { while let Some(Ok(_)) = body.next().await {} };
+    // The answer goes out in either case.
+    let _ = tokio::time::timeout(COMES_WITHIN, coming).await;
+    problem.into_response()
 }
 
 /// Who comes with this `Authorization`.

@@ -1,4 +1,5 @@
 use crate::{
+    access::{Admission, HeldBytes},
     problem::{Kind, Problem},
     state::ApiState,
 };
@@ -33,6 +34,8 @@ pub(crate) enum Limit {
 #[derive(Debug)]
 pub(crate) struct JsonBody {
     text: String,
+    /// Given back when the request is done with.
+    _held: HeldBytes,
 }
 
 impl JsonBody {
@@ -50,7 +53,7 @@ impl JsonBody {
             Limit::Single => state.config().api.max_body_bytes,
             Limit::Batch => state.config().api.max_body_bytes.saturating_mul(BATCH_FACTOR),
         };
-        let bytes = tokio::time::timeout(ARRIVAL_LIMIT, collect(body, most))
+        let (bytes, held) = tokio::time::timeout(ARRIVAL_LIMIT, collect(body, most, state.admission()))
             .await
             .map_err(|_| {
                 Problem::new(
@@ -62,7 +65,7 @@ impl JsonBody {
         if !bytes.is_empty() {
             check_type(headers)?;
         }
-        Self::of_bytes(bytes)
+        Self::of_bytes(bytes, held)
     }
 
     /// The body of a message, which must be within `api.max_body_bytes` and not be said to be something else than JSON.
@@ -81,10 +84,10 @@ impl JsonBody {
         if message.body.len() > most {
             return Err(too_large(most));
         }
-        Self::of_bytes(message.body.to_vec())
+        Self::of_bytes(message.body.to_vec(), HeldBytes::default())
     }
 
-    fn of_bytes(bytes: Vec<u8>) -> Result<Self, Problem> {
+    fn of_bytes(bytes: Vec<u8>, held: HeldBytes) -> Result<Self, Problem> {
         let text = String::from_utf8(bytes).map_err(|_| {
             Problem::new(
                 Kind::InvalidRequest,
@@ -95,7 +98,7 @@ impl JsonBody {
         if !text.is_empty() {
             check_json(&text)?;
         }
-        Ok(Self { text })
+        Ok(Self { text, _held: held })
     }
 
     /// The JSON value; none for an empty body.
@@ -129,11 +132,12 @@ impl FromRequest<ApiState> for JsonBody {
     }
 }
 
-/// The whole body. One that is too large is still read for a while: a client that is cut off while it sends would see
-/// a broken connection in place of the answer.
-async fn collect(body: Body, most: usize) -> Result<Vec<u8>, Problem> {
+/// The whole body. One that is too large, or that there is no room for, is still read for a while: a client that is cut
+/// off while it sends would see a broken connection in place of the answer.
+async fn collect(body: Body, most: usize, admission: &Admission) -> Result<(Vec<u8>, HeldBytes), Problem> {
     let mut chunks = body.into_data_stream();
-    let mut bytes = Vec::new();
+    let (mut bytes, mut held) = (Vec::new(), HeldBytes::default());
+    let mut no_room = None;
     let mut read = 0_usize;
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|_| {
@@ -141,16 +145,22 @@ async fn collect(body: Body, most: usize) -> Result<Vec<u8>, Problem> {
             Problem::new(Kind::InvalidRequest, "body.incomplete", what)
         })?;
         read = read.saturating_add(chunk.len());
-        if read <= most {
-            bytes.extend_from_slice(&chunk);
+        if read <= most && no_room.is_none() {
+            match admission.hold(&mut held, chunk.len()) {
+                Ok(()) => bytes.extend_from_slice(&chunk),
+                Err(busy) => {
+                    no_room = Some(busy);
+                    (bytes, held) = (Vec::new(), HeldBytes::default());
+                }
+            }
         } else if read > most.saturating_mul(DRAIN_FACTOR) {
             break;
         }
     }
-    if read > most {
-        Err(too_large(most))
-    } else {
-        Ok(bytes)
+    match no_room {
+        _ if read > most => Err(too_large(most)),
+        Some(busy) => Err(busy),
+        None => Ok((bytes, held)),
     }
 }
 

@@ -400,12 +400,7 @@ fn never_fires(reason: &str) -> Problem {
 
 fn not_durable(error: SubmitError) -> Problem {
     match error {
-        SubmitError::Busy => Problem::new(
-            Kind::Unavailable,
-            "api.busy",
-            "too many submissions wait already; send it again with the same key",
-        )
-        .retry_after(1),
+        SubmitError::Busy => Problem::busy(),
         SubmitError::Store(cause) if cause.is_transient() => Problem::new(
             Kind::Unavailable,
             "database.unavailable",

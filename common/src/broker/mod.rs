@@ -18,7 +18,7 @@ pub mod rabbitmq;
 pub mod subscription;
 pub mod topology;
 
-pub use message::{Message, MessageHeaders, SCHEMA_VERSION, SCHEMA_VERSION_HEADER};
+pub use message::{Message, MessageHeaders, SCHEMA_VERSION, SCHEMA_VERSION_HEADER, Unreadable};
 pub use topology::{Binding, Exchange, ExchangeKind, Queue, QueueKind, Topology};
 
 use async_trait::async_trait;

@@ -107,6 +107,16 @@ impl Subscription {
         }
     }
 
+    /// Ends the consumer, so that what is unacked goes to whoever consumes next, and waits before it consumes again.
+    pub async fn step_aside(&mut self, why: &str, pause: Duration) {
+        self.consumer = None;
+        if let Some(consuming) = &self.consuming {
+            consuming.missing(why);
+        }
+        warn!(queue = self.queue, why, "leaving the queue to others");
+        self::pause(&self.shutdown, pause).await;
+    }
+
     /// Up to `limit` deliveries and the handle that settles them; none once the process shuts down.
     pub async fn next(&mut self, limit: usize, linger: Duration) -> Option<(Vec<Delivery>, Arc<dyn Acker>)> {
         let mut pauses = patient();

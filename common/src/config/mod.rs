@@ -94,6 +94,9 @@ pub struct StoreConfig {
     /// How long a role that starts waits for the database and its tables before it gives up, in milliseconds.
     /// Default 60,000.
     pub start_wait_ms: u64,
+    /// Longest silence of the database in the middle of a statement, in milliseconds: then the statement fails, and its
+    /// connection is replaced. Default 8,000.
+    pub statement_timeout_ms: u64,
 }
 
 impl StoreConfig {
@@ -112,6 +115,11 @@ impl StoreConfig {
                 "store.max_connections",
                 "must be between 4 and 1000",
             ),
+            (
+                (6_000..=600_000).contains(&self.statement_timeout_ms),
+                "store.statement_timeout_ms",
+                "must be between 6000 and 600000: a statement may wait 5 s for a lock",
+            ),
         ])
     }
 }
@@ -122,6 +130,7 @@ impl Default for StoreConfig {
             url: Secret::new("mysql://isocost@127.0.0.1:3306/isocost"),
             max_connections: 16,
             start_wait_ms: 60_000,
+            statement_timeout_ms: 8_000,
         }
     }
 }

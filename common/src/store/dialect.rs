@@ -11,6 +11,9 @@ use tracing::debug;
 
 /// A connection that was unused for less long than this is taken to be alive.
 const FRESH: Duration = Duration::from_secs(1);
+/// One that was unused for longer answers within this time, or is replaced: soon enough that whoever takes it still has
+/// the time for a new one.
+const ALIVE_WITHIN: Duration = Duration::from_secs(1);
 /// A connection that comes back to its pool answers within this time, or is closed.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
@@ -46,16 +49,6 @@ impl Dialect {
             Some("sqlite") => Ok(Self::Sqlite),
             Some("mysql" | "mariadb") => Ok(Self::MySql),
             _ => Err(StoreError::BadUrl),
-        }
-    }
-
-    /// The dialect that a connection speaks.
-    #[must_use]
-    pub fn of(connection: &AnyConnection) -> Self {
-        if connection.backend_name() == "SQLite" {
-            Self::Sqlite
-        } else {
-            Self::MySql
         }
     }
 
@@ -103,7 +96,13 @@ impl Dialect {
     pub(super) async fn is_alive(self, connection: &mut AnyConnection, unused: Duration) -> bool {
         match self {
             Self::Sqlite => true,
-            Self::MySql => unused < FRESH || connection.ping().await.is_ok(),
+            Self::MySql => {
+                unused < FRESH
+                    || matches!(
+                        tokio::time::timeout(ALIVE_WITHIN, connection.ping()).await,
+                        Ok(Ok(()))
+                    )
+            }
         }
     }
 

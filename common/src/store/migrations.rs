@@ -1,7 +1,10 @@
 //! The schema, brought up to date. Migrations are compiled in; `migrations/` is their home.
 
-use super::{Connection, Dialect, Store, StoreError, Tx};
-use sqlx::migrate::{MigrateError, Migrator};
+use super::{Dialect, Store, StoreError, Tx};
+use sqlx::{
+    AnyConnection,
+    migrate::{MigrateError, Migrator},
+};
 use std::fmt;
 
 /// How long to wait for another process that is migrating, in seconds.
@@ -112,7 +115,7 @@ pub async fn state(store: &Store) -> Result<Schema, StoreError> {
     })
 }
 
-async fn run_under_named_lock(migrator: &Migrator, connection: &mut Connection) -> Result<(), StoreError> {
+async fn run_under_named_lock(migrator: &Migrator, connection: &mut AnyConnection) -> Result<(), StoreError> {
     // Lock names are short and belong to the whole server. (MySQL 9 knows no md5 any more.)
     let taken: Option<i64> = sqlx::query_scalar(
         "select cast(get_lock(concat('isocost.migrate.', left(sha2(database(), 256), 40)), ?) as signed)",
@@ -136,7 +139,7 @@ async fn run_under_named_lock(migrator: &Migrator, connection: &mut Connection) 
 /// SQLite's write lock is taken before the look at what is missing, and held until all of it is there.
 async fn run_in_one_transaction(migrator: &Migrator, mut tx: Tx) -> Result<(), StoreError> {
     migrator
-        .run_direct(None, &mut *tx, false)
+        .run_direct(None, tx.unlimited()?, false)
         .await
         .map_err(StoreError::Migrate)?;
     tx.commit().await

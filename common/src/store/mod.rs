@@ -9,6 +9,7 @@ pub mod apps;
 pub mod audit;
 pub mod callbacks;
 pub mod claim;
+mod connection;
 pub mod deletion;
 pub mod dialect;
 pub mod doctor;
@@ -37,6 +38,7 @@ mod transaction;
 pub mod transitions;
 pub mod workers;
 
+pub use connection::{Connection, Reader};
 pub use dialect::Dialect;
 pub use error::StoreError;
 pub use folder_lock::{FolderLock, FolderLockError};
@@ -48,10 +50,12 @@ use sqlx::{
     AnyConnection, AnyPool, Connection as _,
     any::{AnyConnectOptions, AnyPoolOptions},
 };
-use std::{str::FromStr, sync::Arc, time::Duration};
+use std::{io, str::FromStr, sync::Arc, time::Duration};
 
 /// Rows in one multi-row statement. Below SQLite's 500 terms of a compound select, with room for the wide tables.
 pub const CHUNK: usize = 400;
+/// A database that does not answer the simplest question within this time is of no use just now.
+const PING_WITHIN: Duration = Duration::from_secs(2);
 
 /// How to reach the database.
 #[derive(Clone, PartialEq, Eq)]
@@ -65,6 +69,10 @@ pub struct StoreOptions {
     /// The database ends a transaction that stands idle for so long, in whole seconds, and so frees what a frozen process
     /// has locked: before a successor of a frozen leader can have its lock. Not for the embedded database.
     pub idle_transaction_timeout: Duration,
+    /// Longest silence of the database in the middle of a statement, before the statement fails with
+    /// [`StoreError::Unavailable`] and its connection is replaced. Longer than a lock wait, which is 5 s. Not for the
+    /// embedded database.
+    pub statement_timeout: Duration,
 }
 
 impl StoreOptions {
@@ -76,6 +84,7 @@ impl StoreOptions {
             max_connections: 8,
             acquire_timeout: Duration::from_secs(5),
             idle_transaction_timeout: Duration::from_secs(8),
+            statement_timeout: Duration::from_secs(8),
         }
     }
 }
@@ -99,6 +108,7 @@ pub struct Store {
     write: AnyPool,
     read: AnyPool,
     dialect: Dialect,
+    statement_timeout: Duration,
     clock: Arc<Clock>,
     outcomes: bool,
 }
@@ -121,10 +131,13 @@ impl Store {
             dialect.prepare_session(&mut first, patience).await?;
             first.close().await?;
         }
+        // A server's pool is not filled behind our back: whoever does that has minutes of patience with a silent server,
+        // and a place in the pool meanwhile.
+        let at_least = u32::from(dialect == Dialect::Sqlite);
         let pool = |size: u32| {
             AnyPoolOptions::new()
                 .max_connections(size)
-                .min_connections(1)
+                .min_connections(at_least)
                 .acquire_timeout(options.acquire_timeout)
                 .idle_timeout(None)
                 .max_lifetime(None)
@@ -160,6 +173,7 @@ impl Store {
             write,
             read,
             dialect,
+            statement_timeout: options.statement_timeout,
             clock: Arc::new(Clock::default()),
             outcomes: false,
         };
@@ -196,10 +210,10 @@ impl Store {
             return Ok(0);
         };
         // The wait for a connection is no part of the round trip.
-        let mut connection = self.read.acquire().await.map_err(StoreError::from_sqlx)?;
+        let mut reader = self.reader().await?;
         let before = EpochMillis::system_now();
         let database: i64 = sqlx::query_scalar(query)
-            .fetch_one(&mut *connection)
+            .fetch_one(&mut *reader)
             .await
             .map_err(StoreError::from_sqlx)?;
         Ok(self.clock.learn(ClockReading {
@@ -214,7 +228,7 @@ impl Store {
     /// # Errors
     /// [`StoreError`] when no connection is to be had.
     pub async fn begin(&self) -> Result<Tx, StoreError> {
-        Tx::begin(&self.write, self.dialect, self.outcomes).await
+        Tx::begin(&self.write, self.dialect, self.statement_timeout, self.outcomes).await
     }
 
     /// Runs a transaction, and after a deadlock or a lock-wait timeout the whole of it again, at most five times.
@@ -248,21 +262,32 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] when no connection is to be had in time.
-    pub async fn reader(&self) -> Result<sqlx::pool::PoolConnection<sqlx::Any>, StoreError> {
-        self.read.acquire().await.map_err(StoreError::from_sqlx)
+    pub async fn reader(&self) -> Result<Reader, StoreError> {
+        let connection = Connection::acquire(&self.read, self.dialect, self.statement_timeout).await;
+        connection.map(Reader).map_err(StoreError::from_sqlx)
     }
 
-    /// Answers a trivial query: for readiness checks.
+    /// Answers a trivial query, within two seconds: for readiness checks.
     ///
     /// # Errors
     /// [`StoreError`] when the database does not answer.
     pub async fn ping(&self) -> Result<(), StoreError> {
-        let mut connection = self.reader().await?;
-        sqlx::query("select 1")
-            .execute(&mut *connection)
-            .await
-            .map_err(StoreError::from_sqlx)?;
-        Ok(())
+        let asking = async {
+            let mut connection = self.reader().await?;
+            sqlx::query("select 1")
+                .execute(&mut *connection)
+                .await
+                .map_err(StoreError::from_sqlx)?;
+            Ok(())
+        };
+        let answer = tokio::time::timeout(PING_WITHIN, asking).await;
+        answer.unwrap_or_else(|_| {
+            let silence = io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("no answer within {PING_WITHIN:?}"),
+            );
+            Err(StoreError::Unavailable(silence.into()))
+        })
     }
 
     /// Closes every connection; the embedded database is left checkpointed.
@@ -271,6 +296,3 @@ impl Store {
         self.write.close().await;
     }
 }
-
-/// A connection of either database, inside or outside a transaction.
-pub type Connection = AnyConnection;

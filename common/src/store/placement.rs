@@ -35,7 +35,7 @@ pub struct Class {
 /// [`StoreError`] of the database.
 pub async fn pending_classes(connection: &mut Connection) -> Result<Vec<String>, StoreError> {
     let pending = ExecutionStatus::Pending.code();
-    let sql = match Dialect::of(connection) {
+    let sql = match connection.dialect() {
         Dialect::MySql => {
             format!(
                 "select class_key from job_execution /*! force index (idx_execution_class) */

@@ -1,8 +1,8 @@
 //! Transactions: begun with the right lock, rerun after a deadlock, and honest about a commit whose answer was lost.
 
-use super::{Dialect, StoreError};
+use super::{Connection, Dialect, StoreError};
 use crate::error_chain::chain;
-use sqlx::{Any, AnyConnection, AnyPool, Transaction};
+use sqlx::AnyPool;
 use std::{
     ops::{Deref, DerefMut},
     time::Duration,
@@ -12,48 +12,28 @@ use tracing::debug;
 const MAX_RUNS: u32 = 5;
 
 /// A transaction that writes. Dropping it without [`Tx::commit`] rolls it back.
+#[derive(Debug)]
 pub struct Tx {
-    inner: Transaction<'static, Any>,
-    dialect: Dialect,
+    connection: Connection,
     outcomes: bool,
 }
 
 impl Tx {
-    pub(super) async fn begin(pool: &AnyPool, dialect: Dialect, outcomes: bool) -> Result<Self, StoreError> {
-        let begin = dialect.begin_statement();
-        let inner = match dialect {
-            Dialect::Sqlite => pool.begin_with(begin).await?,
-            Dialect::MySql => Self::begin_for_certain(pool.clone(), begin).await?,
+    pub(super) async fn begin(
+        pool: &AnyPool,
+        dialect: Dialect,
+        patience: Duration,
+        outcomes: bool,
+    ) -> Result<Self, StoreError> {
+        let connection = match dialect {
+            Dialect::Sqlite => Connection::begin_embedded(pool).await?,
+            Dialect::MySql => {
+                let mut connection = Connection::acquire(pool, dialect, patience).await?;
+                connection.begin().await?;
+                connection
+            }
         };
-        Ok(Self {
-            inner,
-            dialect,
-            outcomes,
-        })
-    }
-
-    /// Begins in a task of its own, which goes on when the caller is dropped: a request of a client who went away, for
-    /// instance. The driver would forget a transaction that was dropped before the answer to its BEGIN. The connection
-    /// went back to the pool with it, and what the next one wrote outside a transaction would never be committed.
-    async fn begin_for_certain(
-        pool: AnyPool,
-        begin: &'static str,
-    ) -> Result<Transaction<'static, Any>, StoreError> {
-        let begun = tokio::spawn(async move { pool.begin_with(begin).await }).await;
-        match begun {
-            Ok(begun) => Ok(begun?),
-            Err(failed) => match failed.try_into_panic() {
-                Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime is shutting down.
-                Err(_) => Err(StoreError::Unavailable(sqlx::Error::WorkerCrashed)),
-            },
-        }
-    }
-
-    /// Which of the databases this is.
-    #[must_use]
-    pub const fn dialect(&self) -> Dialect {
-        self.dialect
+        Ok(Self { connection, outcomes })
     }
 
     /// True when the outcome of every execution that ends here is to be published.
@@ -67,7 +47,7 @@ impl Tx {
     /// [`StoreError::Retryable`] when the database rolled it back; [`StoreError::UnknownCommit`] when the connection
     /// broke before the answer.
     pub async fn commit(self) -> Result<(), StoreError> {
-        self.inner
+        self.connection
             .commit()
             .await
             .map_err(|error| match StoreError::from_sqlx(error) {
@@ -78,16 +58,16 @@ impl Tx {
 }
 
 impl Deref for Tx {
-    type Target = AnyConnection;
+    type Target = Connection;
 
-    fn deref(&self) -> &AnyConnection {
-        &self.inner
+    fn deref(&self) -> &Connection {
+        &self.connection
     }
 }
 
 impl DerefMut for Tx {
-    fn deref_mut(&mut self) -> &mut AnyConnection {
-        &mut self.inner
+    fn deref_mut(&mut self) -> &mut Connection {
+        &mut self.connection
     }
 }
 

@@ -10,6 +10,7 @@ mod placing;
 mod rows;
 mod schema;
 mod server;
+mod silence;
 mod slots;
 mod submitting;
 mod transactions;

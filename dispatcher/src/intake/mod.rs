@@ -35,6 +35,8 @@ use tracing::{debug, error, warn};
 /// Waited for more reports after the first: less than anybody notices, enough to share a commit.
 const LINGER: Duration = Duration::from_millis(2);
 const BACKLOG_EVERY: Duration = Duration::from_secs(5);
+/// How long a newer dispatcher has to take over the queue of results.
+const LEFT_TO_OTHERS: Duration = Duration::from_secs(5);
 
 /// Why the intake could not start.
 #[derive(Debug, thiserror::Error)]
@@ -91,13 +93,17 @@ impl Intake {
             .needed(&self.ports.readiness, "results queue");
         while let Some((deliveries, acker)) = subscription.next(self.batch, LINGER).await {
             let (markers, deliveries) = without_markers(deliveries);
-            let messages = read(&deliveries, acker.as_ref()).await;
+            let (messages, newer) = read(&deliveries, acker.as_ref()).await;
             for part in cut(&messages, self.batch) {
                 if self.take_in_part(part, acker.as_ref()).await.is_err() {
                     return;
                 }
             }
-            self.pass_on(markers, acker.as_ref()).await;
+            match newer {
+                // Markers speak for everything before them, so they go back as well.
+                Some(why) => subscription.step_aside(&why, LEFT_TO_OTHERS).await,
+                None => self.pass_on(markers, acker.as_ref()).await,
+            }
         }
     }
 
@@ -272,12 +278,21 @@ fn without_markers(deliveries: Vec<Delivery>) -> (Vec<Delivery>, Vec<Delivery>) 
         .partition(|delivery| delivery.message.kind == kind::MARKER)
 }
 
-/// Reads the messages; one that cannot be read goes to the dead letters at once.
-async fn read<'a>(deliveries: &'a [Delivery], acker: &dyn Acker) -> Vec<(&'a Delivery, ReportMessage)> {
+/// Reads the messages; one that makes no sense goes to the dead letters at once. One that only a newer program can read
+/// is kept for such a program, unacked, with everything after it: reports are taken in in order. Then it is also said why
+/// to step aside.
+async fn read<'a>(
+    deliveries: &'a [Delivery],
+    acker: &dyn Acker,
+) -> (Vec<(&'a Delivery, ReportMessage)>, Option<String>) {
     let mut messages = Vec::with_capacity(deliveries.len());
     for delivery in deliveries {
         match delivery.message.parse() {
             Ok(message) => messages.push((delivery, message)),
+            Err(newer) if newer.is_newer() => {
+                let why = format!("a report waits for a newer version of this program: {newer}");
+                return (messages, Some(why));
+            }
             Err(cause) => {
                 counter!("isocost_reports_dead_total").increment(1);
                 error!(message.id = delivery.message.message_id, error = %cause, "a report cannot be read");
@@ -285,7 +300,7 @@ async fn read<'a>(deliveries: &'a [Delivery], acker: &dyn Acker) -> Vec<(&'a Del
             }
         }
     }
-    messages
+    (messages, None)
 }
 
 /// Cuts messages into parts of about `limit` reports; a message is never split.

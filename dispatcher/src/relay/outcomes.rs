@@ -210,7 +210,7 @@ impl Publisher {
 
     fn publication(&self, outcome: OutcomeRow) -> Publication {
         let app = self.apps.get(&outcome.app).map_or("", String::as_str);
-        let mut headers = MessageHeaders::from([(SCHEMA_VERSION_HEADER.into(), SCHEMA_VERSION.into())]);
+        let mut headers = MessageHeaders::from([(SCHEMA_VERSION_HEADER.into(), SCHEMA_VERSION.to_string())]);
         if let Some(parent) = &outcome.traceparent {
             headers.insert(TRACEPARENT.into(), parent.to_string());
         }

@@ -3,10 +3,10 @@
 mod site;
 
 use isocost_common::{
-    broker::{Broker, Consumer, Message},
+    broker::{Broker, Consumer, Message, SCHEMA_VERSION_HEADER},
     execution::{ExecutionError, ExecutionStatus, Outcome},
     job::{JobStatus, RetryPolicy},
-    message::{CallbackTicket, LogLevel, LogLine, LogMessage, Progress, ReportEvent, kind},
+    message::{CallbackTicket, LogLevel, LogLine, LogMessage, Progress, ReportEvent, ReportMessage, kind},
     store::{handler_logs, job_log},
 };
 use isocost_dispatcher::intake::all_taken_in;
@@ -181,6 +181,42 @@ async fn a_message_that_cannot_be_read_goes_to_the_dead_letters() -> anyhow::Res
     )
     .await?;
     assert_eq!(next(dead.as_mut()).await?.message_id, id);
+    site.stop().await
+}
+
+#[tokio::test]
+async fn a_report_of_a_newer_version_waits_in_order_for_a_program_that_can_read_it() -> anyhow::Result<()> {
+    let site = Site::start().await?;
+    let before = site.dispatched(RetryPolicy::default()).await?;
+    let after = site.dispatched(RetryPolicy::default()).await?;
+    site.report(vec![(before.claim(), finished(&site.store, success()))])
+        .await?;
+    let mut newer = Message::json(kind::REPORT, &"in a shape of the future");
+    let id = newer.message_id.clone();
+    newer.headers.insert(SCHEMA_VERSION_HEADER.into(), "2".into());
+    site.publish(site.names.results_exchange(), site.names.results_queue(), newer)
+        .await?;
+    site.report(vec![(after.claim(), finished(&site.store, success()))])
+        .await?;
+    site.eventually(before.id, ExecutionStatus::Succeeded).await?;
+
+    // A newer dispatcher, next in line for the queue.
+    let mut newer_program = site
+        .broker
+        .consume(&site.names.results_queue(), consuming())
+        .await?;
+    assert_eq!(next(newer_program.as_mut()).await?.message_id, id);
+    let reports = next(newer_program.as_mut())
+        .await?
+        .parse::<ReportMessage>()?
+        .reports;
+    assert_eq!(reports[0].claim, after.claim());
+    assert_eq!(
+        site.execution(after.id).await?.status,
+        ExecutionStatus::Dispatched,
+        "a report was taken in before an earlier one"
+    );
+    assert_eq!(site.ready(&site.names.dead_results_queue()).await?, 0);
     site.stop().await
 }
 

@@ -7,8 +7,8 @@ mod unplugged;
 
 use isocost_common::{
     broker::{
-        Broker, ConsumeOptions, Message, MessageHeaders, Publication, PublishOutcome, memory::MemoryBroker,
-        topology::Names,
+        Broker, ConsumeOptions, Message, MessageHeaders, Publication, PublishOutcome, SCHEMA_VERSION_HEADER,
+        memory::MemoryBroker, topology::Names,
     },
     config::Config,
     execution::{Claim, Outcome},
@@ -196,6 +196,16 @@ impl Stage {
     pub(crate) async fn dispatch(&self, executions: Vec<DispatchedExecution>) {
         let queue = self.names.worker_queue(&worker_id(), self.incarnation());
         let message = Message::json(kind::DISPATCH, &DispatchMessage { executions });
+        self.publish(self.names.dispatch_exchange(), queue, message).await;
+    }
+
+    /// As [`Stage::dispatch`], as a program of another schema version does.
+    pub(crate) async fn dispatch_of_version(&self, version: &str, executions: Vec<DispatchedExecution>) {
+        let queue = self.names.worker_queue(&worker_id(), self.incarnation());
+        let mut message = Message::json(kind::DISPATCH, &DispatchMessage { executions });
+        message
+            .headers
+            .insert(SCHEMA_VERSION_HEADER.into(), version.into());
         self.publish(self.names.dispatch_exchange(), queue, message).await;
     }
 
