@@ -16,7 +16,7 @@ pub(crate) struct Health {
     /// `ok`.
     #[schema(value_type = String)]
     status: &'static str,
-    /// The database answers. Without it nothing can be accepted.
+    /// The database takes writes. Without it nothing can be accepted.
     #[serde(skip_serializing_if = "Option::is_none")]
     database: Option<bool>,
     /// `ready`, `blocked` or `down`. Jobs are accepted in every case.
@@ -44,7 +44,7 @@ pub(crate) async fn healthz() -> Json<Health> {
 #[utoipa::path(
     get, path = "/readyz", operation_id = "getReadiness", tag = "health", security(()),
     responses((status = 200, body = Health), (status = 503, body = crate::problem::ProblemBody,
-               content_type = "application/problem+json", description = "The database does not answer"))
+               content_type = "application/problem+json", description = "The database takes no writes"))
 )]
 pub(crate) async fn readyz(State(state): State<ApiState>) -> Result<Json<Health>, Problem> {
     if state.closing().is_cancelled() {
@@ -55,7 +55,7 @@ pub(crate) async fn readyz(State(state): State<ApiState>) -> Result<Json<Health>
         )
         .retry_after(1));
     }
-    state.store().ping().await?;
+    state.store().takes_writes().await?;
     let broker = match *state.ports().broker.health().borrow() {
         BrokerHealth::Ready => "ready",
         BrokerHealth::Blocked(_) => "blocked",

@@ -142,6 +142,12 @@ impl Submitter {
         Arrival(Arc::clone(&self.arriving))
     }
 
+    /// False when a submission would be refused now: known before anything is done for it.
+    pub(crate) fn has_room(&self) -> bool {
+        let waiting = self.waiting.load(Ordering::Acquire);
+        waiting == 0 || (waiting < QUEUED_JOBS && !self.slow.load(Ordering::Relaxed))
+    }
+
     /// Hands jobs in and waits until they are durable. Dropping the future does not take them back.
     ///
     /// # Errors

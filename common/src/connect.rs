@@ -161,7 +161,7 @@ pub fn watch_store(readiness: &Readiness, store: &Store) {
     readiness.check("database", move || {
         let store = store.clone();
         async move {
-            match store.ping().await {
+            match store.takes_writes().await {
                 Ok(()) => Condition::Met,
                 Err(error) => Condition::Missing(chain(&error).to_string()),
             }

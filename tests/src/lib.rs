@@ -15,6 +15,7 @@ pub mod figures;
 pub mod jobs;
 pub mod ledger;
 pub mod ledger_handler;
+pub mod overload;
 pub mod patience;
 pub mod port;
 pub mod receiver;

@@ -1,8 +1,8 @@
 use crate::problem::{Kind, Problem};
 use isocost_common::config::ApiConfig;
 use metrics::counter;
-use std::sync::Arc;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use std::{num::NonZeroUsize, sync::Arc, time::Duration};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 /// How much is in hand at once: requests, and the bytes of their bodies. What comes beyond is refused before anything is
 /// done for it, so that under any load the process stays small and what it has accepted is answered soon. A queue in
@@ -10,7 +10,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub(crate) struct Admission {
     requests: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
+    large_work: Semaphore,
 }
+
+/// How long a large piece of work waits for its turn.
+const LARGE_WORK_WAITS: Duration = Duration::from_secs(1);
 
 /// A request in hand; dropped, it makes room for another.
 #[must_use]
@@ -26,7 +30,18 @@ impl Admission {
         Self {
             requests: Arc::new(Semaphore::new(config.max_requests)),
             bytes: Arc::new(Semaphore::new(bytes)),
+            large_work: Semaphore::new(processors_less_one()),
         }
+    }
+
+    /// Waits for a turn at something that takes a processor for long, such as reading a thousand jobs. Without turns, all
+    /// such requests of an overload would be worked on at once, and all be late; and everybody else with them.
+    ///
+    /// # Errors
+    /// [`Problem`] 503 when it does not come soon.
+    pub(crate) async fn turn(&self) -> Result<SemaphorePermit<'_>, Problem> {
+        let turn = tokio::time::timeout(LARGE_WORK_WAITS, self.large_work.acquire()).await;
+        turn.ok().and_then(Result::ok).ok_or_else(|| busy("large requests"))
     }
 
     /// Takes a request in hand.
@@ -53,6 +68,12 @@ impl Admission {
         }
         Ok(())
     }
+}
+
+/// One is left for everybody else.
+fn processors_less_one() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    processors.saturating_sub(1).max(1)
 }
 
 fn busy(of: &'static str) -> Problem {

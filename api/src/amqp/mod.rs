@@ -52,7 +52,8 @@ pub(crate) async fn run(state: ApiState, shutdown: CancellationToken) {
     let queue = names.submissions_queue();
     info!(queue, "submissions over AMQP are taken in");
     let (sender, batches) = mpsc::channel(1);
-    let subscription = Subscription::new(broker, queue, WINDOW as u16, shutdown.clone())
+    let topology = names.shared_topology(&state.config().relay.delay_tiers());
+    let subscription = Subscription::new(broker, topology, queue, WINDOW as u16, shutdown.clone())
         .shown_by(state.submissions().clone());
     let intake = Intake {
         names,

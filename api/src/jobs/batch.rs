@@ -57,6 +57,10 @@ pub(crate) async fn submit_batch(
 ) -> Result<Json<BatchAnswer>, Problem> {
     let (parts, body) = request.into_parts();
     let body = JsonBody::read(&parts.headers, body, Limit::Batch, &state).await?;
+    let turn = state.admission().turn().await?;
+    if !state.submitter().has_room() {
+        return Err(Problem::busy());
+    }
     let items = items(body.required()?)?;
     let trace = trace_of(&parts.headers);
     let arrival = state.submitter().announce();
@@ -71,6 +75,7 @@ pub(crate) async fn submit_batch(
             Err(problem) => verdicts.push(Some(problem)),
         }
     }
+    drop(turn);
     let granted = state
         .quotas()
         .take(state.store(), caller.app_row(), valid.len())

@@ -64,9 +64,19 @@ pub async fn declare(
     }
 }
 
+/// Somebody deleted the queue.
+async fn declare_again(broker: &dyn Broker, topology: &Topology, queue: &str) {
+    match broker.declare(topology).await {
+        Ok(()) => warn!(queue, "the queue was gone, and is declared again"),
+        Err(error) => warn!(queue, %error, "declaring the queue again"),
+    }
+}
+
 /// One queue and the consumer on it, when there is one.
 pub struct Subscription {
     broker: Arc<dyn Broker>,
+    /// With the queue in it: declared again when the queue is gone.
+    topology: Topology,
     queue: String,
     options: ConsumeOptions,
     shutdown: CancellationToken,
@@ -76,11 +86,18 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// Consumes nothing yet; at most `prefetch` deliveries will be unacked at once.
+    /// Consumes nothing yet; at most `prefetch` deliveries will be unacked at once. `topology` has the queue in it.
     #[must_use]
-    pub fn new(broker: Arc<dyn Broker>, queue: String, prefetch: u16, shutdown: CancellationToken) -> Self {
+    pub fn new(
+        broker: Arc<dyn Broker>,
+        topology: Topology,
+        queue: String,
+        prefetch: u16,
+        shutdown: CancellationToken,
+    ) -> Self {
         Self {
             broker,
+            topology,
             queue,
             options: ConsumeOptions {
                 prefetch,
@@ -141,7 +158,12 @@ impl Subscription {
                         }
                         continue;
                     }
-                    Err(error) => error.to_string(),
+                    Err(error) => {
+                        if matches!(error, BrokerError::NoSuchQueue(_)) {
+                            declare_again(&*self.broker, &self.topology, &self.queue).await;
+                        }
+                        error.to_string()
+                    }
                 },
             };
             self.consumer = None;

@@ -272,9 +272,28 @@ impl Store {
     /// # Errors
     /// [`StoreError`] when the database does not answer.
     pub async fn ping(&self) -> Result<(), StoreError> {
+        self.ask("select 1").await
+    }
+
+    /// Makes a write that changes nothing, within two seconds: a server that is read-only, as one is that was just replaced
+    /// as the primary, answers every question and can keep nothing.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the database does not answer, or takes no writes.
+    pub async fn takes_writes(&self) -> Result<(), StoreError> {
+        match self.dialect {
+            Dialect::Sqlite => self.ask("select 1").await,
+            Dialect::MySql => {
+                self.ask("update leader_epoch set epoch = epoch where 1 = 0")
+                    .await
+            }
+        }
+    }
+
+    async fn ask(&self, sql: &'static str) -> Result<(), StoreError> {
         let asking = async {
             let mut connection = self.reader().await?;
-            sqlx::query("select 1")
+            sqlx::query(sql)
                 .execute(&mut *connection)
                 .await
                 .map_err(StoreError::from_sqlx)?;

@@ -64,6 +64,17 @@ impl RedisServer {
         self.config_at(self.address())
     }
 
+    /// Forgets everything that it keeps.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub async fn flush(&self) -> anyhow::Result<()> {
+        let client = redis::Client::open(self.config().url.reveal())?;
+        let mut admin = client.get_multiplexed_async_connection().await?;
+        redis::cmd("FLUSHALL").query_async::<()>(&mut admin).await?;
+        Ok(())
+    }
+
     /// Ends it as an operator does.
     ///
     /// # Errors

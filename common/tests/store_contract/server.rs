@@ -204,7 +204,11 @@ async fn a_read_only_server_is_unavailable_and_not_broken() -> Result<()> {
     ensure!(matches!(failed, Err(StoreError::Unavailable(_))), "{failed:?}");
     ensure!(asked.elapsed() < SLACK);
     ensure!(exists(&store, before).await?, "reading goes on");
+    store.ping().await?;
+    let failed = store.takes_writes().await;
+    ensure!(matches!(failed, Err(StoreError::Unavailable(_))), "{failed:?}");
     server.execute("set global read_only = 0").await?;
+    store.takes_writes().await?;
     insert(&store).await?;
     Ok(())
 }

@@ -17,7 +17,7 @@ use crate::subscription::{Subscription, declare, patient, pause};
 use fold::Item;
 use isocost_common::{
     Ports,
-    broker::{Acker, BrokerError, Delivery, Message, Publication, PublishOutcome, topology::Names},
+    broker::{Acker, BrokerError, Delivery, Message, Publication, PublishOutcome, Topology, topology::Names},
     config::Config,
     crash_point::{CrashPoint, reach},
     error_chain::chain,
@@ -63,6 +63,7 @@ pub async fn run(config: Config, ports: Ports, shutdown: CancellationToken) -> R
     let intake = Intake {
         batch: usize::try_from(config.dispatcher.intake_batch).unwrap_or(1_000),
         names,
+        topology,
         ports,
         shutdown,
     };
@@ -73,6 +74,7 @@ pub async fn run(config: Config, ports: Ports, shutdown: CancellationToken) -> R
 struct Intake {
     batch: usize,
     names: Names,
+    topology: Topology,
     ports: Ports,
     shutdown: CancellationToken,
 }
@@ -84,7 +86,8 @@ impl Intake {
     fn subscribe(&self, queue: String) -> Subscription {
         // Twice a batch, so that the next one is here when this one is committed.
         let prefetch = u16::try_from(self.batch * 2).unwrap_or(u16::MAX);
-        Subscription::new(self.ports.broker.clone(), queue, prefetch, self.shutdown.clone())
+        let (broker, topology) = (self.ports.broker.clone(), self.topology.clone());
+        Subscription::new(broker, topology, queue, prefetch, self.shutdown.clone())
     }
 
     async fn results(&self) {

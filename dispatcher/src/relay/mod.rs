@@ -74,8 +74,14 @@ pub async fn run(config: Config, ports: Ports, shutdown: CancellationToken) -> R
     let (first_sender, first) = mpsc::channel(1);
     let (retry_sender, retry) = mpsc::channel(1);
     let lane = |queue, name| {
-        Subscription::new(ports.broker.clone(), queue, 2 * TICKETS as u16, shutdown.clone())
-            .needed(&ports.readiness, name)
+        Subscription::new(
+            ports.broker.clone(),
+            topology.clone(),
+            queue,
+            2 * TICKETS as u16,
+            shutdown.clone(),
+        )
+        .needed(&ports.readiness, name)
     };
     let first_lane = feed(
         lane(names.first_callbacks_queue(), "first callbacks queue"),

@@ -164,6 +164,18 @@ impl Process {
         Ok(self.metric("isocost_leader").await? > 0.0)
     }
 
+    /// The most memory that it ever had resident, in bytes.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn peak_memory(&self) -> Result<u64> {
+        let id = self.child.id().context("the process has ended")?;
+        let status = fs::read_to_string(format!("/proc/{id}/status"))?;
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = peak.and_then(|peak| peak.trim().strip_suffix(" kB"));
+        Ok(kib.context("no VmHWM")?.trim().parse::<u64>()? << 10)
+    }
+
     /// Where the API is.
     ///
     /// # Errors

@@ -2,13 +2,19 @@
 
 mod amqp;
 mod balance;
+mod broker_faults;
 mod crashes;
 mod cut_off;
 mod doctor;
 mod frozen;
 mod long_runs;
 mod outages;
+mod overload;
+mod producer;
+mod redis_faults;
 mod roles;
+mod roll;
+mod silent_database;
 mod worker_death;
 
 use anyhow::{Result, ensure};
