@@ -8,7 +8,7 @@ use crate::{
     fleet::Fleet,
     held::Held,
     in_flight::Delivered,
-    leadership::Tenure,
+    leadership::{self, Tenure},
     listen::{Event, Listeners},
     placement::Backlog,
     publish::Publisher,
@@ -64,7 +64,7 @@ pub(crate) enum TermEnd {
     Over,
     /// A newer leader has begun.
     Superseded,
-    /// Database or broker are not to be reached from here.
+    /// Database or broker are not to be reached from here, or the clocks differ too much.
     Unfit,
 }
 
@@ -348,7 +348,14 @@ impl Leader {
 
     fn is_unfit(&self) -> bool {
         let long_ago = |since: Option<Instant>| since.is_some_and(|since| since.elapsed() >= UNFIT_AFTER);
-        long_ago(self.trouble.database) || long_ago(self.trouble.broker)
+        let skewed = !leadership::is_small(self.store.clock_offset_ms());
+        if skewed {
+            error!(
+                offset_ms = self.store.clock_offset_ms(),
+                "the clocks of the database and of this machine have drifted too far apart to lead"
+            );
+        }
+        skewed || long_ago(self.trouble.database) || long_ago(self.trouble.broker)
     }
 
     /// Sleeps until `wake_at`, or until something is heard. Waits only: nothing is lost when it ends.

@@ -175,10 +175,15 @@ async fn serve_term(
     Some(ended)
 }
 
+/// True when clocks that differ by so much can be led by.
+pub(crate) const fn is_small(offset_ms: i64) -> bool {
+    offset_ms.abs() <= MOST_SKEW_MS
+}
+
 /// True when the database's clock and this machine's are close enough to lead by.
 async fn clocks_agree(store: &Store) -> bool {
     match store.measure_clock().await {
-        Ok(offset_ms) if offset_ms.abs() > MOST_SKEW_MS => {
+        Ok(offset_ms) if !is_small(offset_ms) => {
             error!(
                 offset_ms,
                 "the clocks of the database and of this machine are too far apart to lead"

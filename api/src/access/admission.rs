@@ -41,7 +41,9 @@ impl Admission {
     /// [`Problem`] 503 when it does not come soon.
     pub(crate) async fn turn(&self) -> Result<SemaphorePermit<'_>, Problem> {
         let turn = tokio::time::timeout(LARGE_WORK_WAITS, self.large_work.acquire()).await;
-        turn.ok().and_then(Result::ok).ok_or_else(|| busy("large requests"))
+        turn.ok()
+            .and_then(Result::ok)
+            .ok_or_else(|| busy("large requests"))
     }
 
     /// Takes a request in hand.

@@ -13,7 +13,7 @@ use tracing::debug;
 const FRESH: Duration = Duration::from_secs(1);
 /// One that was unused for longer answers within this time, or is replaced: soon enough that whoever takes it still has
 /// the time for a new one.
-const ALIVE_WITHIN: Duration = Duration::from_secs(1);
+const ALIVE_WITHIN: Duration = Duration::from_secs(2);
 /// A connection that comes back to its pool answers within this time, or is closed.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 

@@ -194,6 +194,18 @@ impl Store {
         self.clock.now()
     }
 
+    /// How far the database's clock was ahead of this machine's when it was last measured, in milliseconds.
+    #[must_use]
+    pub fn clock_offset_ms(&self) -> i64 {
+        self.clock.offset_ms()
+    }
+
+    /// As if [`Store::measure_clock`] had found this.
+    #[cfg(feature = "test-support")]
+    pub fn pretend_clock_offset_ms(&self, offset_ms: i64) {
+        self.clock.set_offset_ms(offset_ms);
+    }
+
     /// Which of the databases this is.
     #[must_use]
     pub const fn dialect(&self) -> Dialect {

@@ -54,6 +54,7 @@ impl TestStore {
         let options = StoreOptions {
             max_connections: 6,
             acquire_timeout: Duration::from_secs(30),
+            statement_timeout: Duration::from_secs(120),
             ..StoreOptions::new(url.trim_end_matches('?'))
         };
         let outcome = AssertUnwindSafe(Self::run(options, test)).catch_unwind().await;

@@ -362,6 +362,28 @@ async fn a_leader_of_an_older_epoch_writes_nothing(store: &TestStore) -> anyhow:
     dispatcher.stop().await
 }
 
+async fn a_leader_whose_clock_drifts_away_gives_its_office_up(store: &TestStore) -> anyhow::Result<()> {
+    let world = World::with_long_leases(store);
+    let dispatcher = world.start_dispatcher();
+    let terms = async |terms: i64| {
+        eventually("a term begins", SOON, async || {
+            let sql = "select epoch from leader_epoch where epoch >= ?";
+            let mut reader = store.reader().await?;
+            let begun: Option<i64> = sqlx::query_scalar(sql)
+                .bind(terms)
+                .fetch_optional(&mut *reader)
+                .await?;
+            Ok(begun)
+        })
+        .await
+    };
+    let first = terms(1).await?;
+    // Within a second or so a pass of the leader sees it; whoever leads next measures anew.
+    world.store.pretend_clock_offset_ms(5_001);
+    terms(first + 1).await?;
+    dispatcher.stop().await
+}
+
 isocost_common::store_tests! {
     a_due_job_runs_once_and_ends,
     du02_a_thousand_jobs_due_at_one_instant_fire_once_each,
@@ -377,4 +399,5 @@ isocost_common::store_tests! {
     an_execution_that_nobody_starts_before_its_deadline_expires,
     a_firing_that_stands_already_is_not_made_again_and_holds_nobody_up,
     a_leader_of_an_older_epoch_writes_nothing,
+    a_leader_whose_clock_drifts_away_gives_its_office_up,
 }

@@ -5,6 +5,7 @@
 
 mod bare;
 mod latency;
+mod overload;
 mod round_trips;
 mod seed;
 mod stage;
@@ -15,7 +16,7 @@ mod throughput;
 use anyhow::{Result, bail};
 use std::env;
 
-const BENCHES: [&str; 5] = ["throughput", "submission", "latency", "storm", "seed"];
+const BENCHES: [&str; 6] = ["throughput", "submission", "latency", "storm", "seed", "overload"];
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -37,6 +38,7 @@ async fn main() -> Result<()> {
             "submission" => submission::run().await?,
             "latency" => latency::run().await?,
             "storm" => storm::run().await?,
+            "overload" => overload::run().await?,
             _ => seed::run().await?,
         }
     }

@@ -69,7 +69,7 @@ async fn queues_that_are_deleted_under_load_come_back_and_cost_no_attempt() -> R
     let api_process = cluster.start(Role::Api, "api").await?;
     let api = cluster.api(&api_process)?;
     leader(&dispatchers, LONG).await?;
-    let producer = Producer::start(&[api.clone()], &ledger(100));
+    let producer = Producer::start(std::slice::from_ref(&api), &ledger(100));
     sleep(Duration::from_secs(1)).await;
 
     let listed = rabbitmq.ctl(&["list_queues", "--quiet", "name"]).await?;

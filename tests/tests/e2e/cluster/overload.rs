@@ -51,7 +51,10 @@ async fn ten_times_too_many_submissions_are_refused_early_and_nothing_accepted_i
         Ok(Some(api.submit(&job).await?))
     })
     .await?;
-    println!("the overload is over → a submission was accepted within {:.1?}", from.elapsed());
+    println!(
+        "the overload is over → a submission was accepted within {:.1?}",
+        from.elapsed()
+    );
     let mut due = taken.ids;
     due.push(late);
     these_ran_once(&cluster, &api, &due, ALL_DONE).await?;

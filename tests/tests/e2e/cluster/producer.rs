@@ -140,7 +140,10 @@ pub(super) async fn these_ran_once(
 /// A refusal leaves nothing behind.
 pub(super) async fn so_many_are_stored(cluster: &Cluster, jobs: usize) -> Result<()> {
     let stored = count(cluster, "job_info").await?;
-    ensure!(stored == jobs as u64, "{stored} jobs are stored, {jobs} were answered");
+    ensure!(
+        stored == jobs as u64,
+        "{stored} jobs are stored, {jobs} were answered"
+    );
     Ok(())
 }
 

@@ -27,7 +27,7 @@ async fn a_redis_that_is_flushed_silent_or_dead_costs_time_and_nothing_else() ->
     let api_process = cluster.start(Role::Api, "api").await?;
     let api = cluster.api(&api_process)?;
     leader(&dispatchers, LONG).await?;
-    let producer = Producer::start(&[api.clone()], &ledger(100));
+    let producer = Producer::start(std::slice::from_ref(&api), &ledger(100));
     sleep(Duration::from_secs(1)).await;
 
     cluster.servers().redis.flush().await?;

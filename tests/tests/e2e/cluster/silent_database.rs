@@ -35,7 +35,7 @@ async fn a_database_that_is_silent_dead_or_read_only_is_noticed_and_survived() -
     ];
     let api = cluster.api(&processes[2])?;
     leader(&processes[..1], LONG).await?;
-    let producer = Producer::start(&[api.clone()], &ledger(20));
+    let producer = Producer::start(std::slice::from_ref(&api), &ledger(20));
     sleep(Duration::from_secs(2)).await;
 
     proxy.set(Traffic::BlackHole).await?;
