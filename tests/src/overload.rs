@@ -39,10 +39,11 @@ impl Offered {
     }
 }
 
-/// Submits as much as is taken at ease, and says what, and how many jobs a second that was.
+/// Submits as much as is taken at ease, and says what, and how many jobs a second that was. On a busy machine something
+/// may be refused all the same.
 ///
 /// # Errors
-/// When anything is refused.
+/// As [`offer`].
 pub async fn sustainable(api: &Api, job: &Value, during: Duration) -> Result<(Offered, f64)> {
     let body = batch(job);
     let from = Instant::now();
@@ -54,7 +55,6 @@ pub async fn sustainable(api: &Api, job: &Value, during: Duration) -> Result<(Of
             while from.elapsed() < during {
                 taken.add(submit(&api, body.clone()).await?);
             }
-            ensure!(taken.refused == 0, "{} refusals at ease", taken.refused);
             anyhow::Ok(taken)
         });
     }
