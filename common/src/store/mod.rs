@@ -51,11 +51,14 @@ use sqlx::{
     any::{AnyConnectOptions, AnyPoolOptions},
 };
 use std::{io, str::FromStr, sync::Arc, time::Duration};
+use tracing::warn;
 
 /// Rows in one multi-row statement. Below SQLite's 500 terms of a compound select, with room for the wide tables.
 pub const CHUNK: usize = 400;
 /// A database that does not answer the simplest question within this time is of no use just now.
 const PING_WITHIN: Duration = Duration::from_secs(2);
+/// A process that ends waits this long for its connections to be closed in good order.
+const CLOSE_WITHIN: Duration = Duration::from_secs(5);
 
 /// How to reach the database.
 #[derive(Clone, PartialEq, Eq)]
@@ -323,7 +326,19 @@ impl Store {
 
     /// Closes every connection; the embedded database is left checkpointed.
     pub async fn close(&self) {
-        self.read.close().await;
-        self.write.close().await;
+        let closing = async {
+            self.read.close().await;
+            self.write.close().await;
+        };
+        match self.dialect {
+            // Its last connection brings the file in order.
+            Dialect::Sqlite => closing.await,
+            // The orderly end of a connection waits for the server, and a server that is silent must not keep a process.
+            Dialect::MySql => {
+                if tokio::time::timeout(CLOSE_WITHIN, closing).await.is_err() {
+                    warn!("connections to the database do not close in time; leaving them");
+                }
+            }
+        }
     }
 }
