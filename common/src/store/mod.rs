@@ -206,7 +206,12 @@ impl Store {
     /// As if [`Store::measure_clock`] had found this.
     #[cfg(feature = "test-support")]
     pub fn pretend_clock_offset_ms(&self, offset_ms: i64) {
-        self.clock.set_offset_ms(offset_ms);
+        let here = EpochMillis::system_now();
+        self.clock.learn(ClockReading {
+            database: EpochMillis(here.0 + offset_ms),
+            before: here,
+            after: here,
+        });
     }
 
     /// Which of the databases this is.
