@@ -14,9 +14,9 @@ use tokio_util::sync::CancellationToken;
 
 #[derive(Debug, Args)]
 pub(crate) struct StandaloneArgs {
-    /// Address and port of the API
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
-    listen: SocketAddr,
+    /// Address and port of the API; default: `api.listen` of the configuration, 127.0.0.1:8080
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
     /// Folder of the database and the admin key; created when missing
     #[arg(long, value_name = "FOLDER", default_value = "./isocost-data")]
     data: PathBuf,
@@ -29,7 +29,11 @@ pub(crate) struct StandaloneArgs {
 
 pub(super) async fn run(args: StandaloneArgs) -> Result<(), Failure> {
     let config = args.config.load()?;
-    let site = Standalone::new(config, &args.data, args.listen);
+    let listen = match args.listen {
+        Some(listen) => listen,
+        None => config.api.listen.parse().context("reading api.listen")?,
+    };
+    let site = Standalone::new(config, &args.data, listen);
     let data = args.data;
     signals::until_told_to_stop(async |stop| {
         let (sender, started) = oneshot::channel();
