@@ -88,6 +88,14 @@ pub enum BrokerError {
     /// The queue does not exist.
     #[error("queue `{0}` does not exist")]
     NoSuchQueue(String),
+    /// The broker's user may not do this.
+    #[error("the broker does not allow its user `{name}`: {reason}")]
+    Forbidden {
+        /// The queue or exchange.
+        name: String,
+        /// The broker's words.
+        reason: String,
+    },
     /// It exists with other arguments, or belongs to another connection.
     #[error("`{name}` exists and is different: {reason}")]
     Conflict {

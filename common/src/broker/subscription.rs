@@ -44,7 +44,8 @@ pub async fn pause_or_back(broker: &dyn Broker, pause: Duration) {
 /// Declares `topology`, waiting for the broker if need be. False when `shutdown` came first.
 ///
 /// # Errors
-/// [`BrokerError::Conflict`] when something of it exists and is different: an operator has to look.
+/// [`BrokerError::Conflict`] when something of it exists and is different, [`BrokerError::Forbidden`] when the user lacks a
+/// right: an operator has to look.
 pub async fn declare(
     broker: &dyn Broker,
     topology: &Topology,
@@ -54,7 +55,7 @@ pub async fn declare(
     loop {
         match broker.declare(topology).await {
             Ok(()) => return Ok(true),
-            Err(error @ BrokerError::Conflict { .. }) => return Err(error),
+            Err(error @ (BrokerError::Conflict { .. } | BrokerError::Forbidden { .. })) => return Err(error),
             Err(error) => debug!(%error, "declaring the topology again"),
         }
         tokio::select! {

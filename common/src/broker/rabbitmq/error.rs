@@ -18,6 +18,8 @@ pub(super) enum Failure {
     NotFound(String),
     /// It exists and is different.
     Different(String),
+    /// The user has no right to it.
+    Forbidden(String),
     /// It belongs to another connection.
     Locked(String),
     /// The broker did not answer, or the connection is gone.
@@ -38,6 +40,10 @@ impl Failure {
                 name: name.to_owned(),
                 reason,
             },
+            Self::Forbidden(reason) => BrokerError::Forbidden {
+                name: name.to_owned(),
+                reason,
+            },
             Self::Unavailable(reason) => BrokerError::Unavailable(reason),
         }
     }
@@ -48,6 +54,8 @@ impl From<lapin::Error> for Failure {
         let text = text(&error);
         match code(&error) {
             Some(NOT_FOUND) => Self::NotFound(text),
+            // Said of permissions, and of a queue that has an exclusive consumer.
+            Some(ACCESS_REFUSED) if !text.contains("exclusive use") => Self::Forbidden(text),
             Some(ACCESS_REFUSED | PRECONDITION_FAILED) => Self::Different(text),
             Some(RESOURCE_LOCKED) => Self::Locked(text),
             _ => Self::Unavailable(text),
@@ -80,4 +88,23 @@ pub(super) fn missing_exchange(error: &lapin::Error) -> Option<String> {
     let (_, rest) = text.split_once("no exchange '")?;
     let (name, _) = rest.rsplit_once("' in vhost '")?;
     Some(name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lapin::protocol::{AMQPError, AMQPErrorKind, AMQPSoftError};
+
+    fn refused(text: &str) -> Failure {
+        let kind = AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED);
+        Failure::from(lapin::Error::from(AMQPError::new(kind, text.into())))
+    }
+
+    #[test]
+    fn a_missing_permission_is_no_conflict() {
+        let permission = "ACCESS_REFUSED - access to exchange 'x' in vhost '/' refused for user 'billing'";
+        assert!(matches!(refused(permission), Failure::Forbidden(_)));
+        let consumer = "ACCESS_REFUSED - queue 'q' in vhost '/' in exclusive use";
+        assert!(matches!(refused(consumer), Failure::Different(_)));
+    }
 }
