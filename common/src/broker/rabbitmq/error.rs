@@ -97,7 +97,10 @@ mod tests {
 
     fn refused(text: &str) -> Failure {
         let kind = AMQPErrorKind::Soft(AMQPSoftError::ACCESSREFUSED);
-        Failure::from(lapin::Error::from(AMQPError::new(kind, text.into())))
+        Failure::from(lapin::Error::from(ErrorKind::ProtocolError(AMQPError::new(
+            kind,
+            text.into(),
+        ))))
     }
 
     #[test]

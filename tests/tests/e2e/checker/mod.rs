@@ -1,6 +1,7 @@
 //! The checker of runs refuses a good record that was spoilt in one place, for the invariant of that place.
 
 mod mutants;
+mod spoiling;
 
 use anyhow::{Context, Result, ensure};
 use isocost_tests::checker::{Breach, Record, check};
