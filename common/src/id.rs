@@ -85,6 +85,10 @@ uuid_id! {
     DeliveryId
 }
 uuid_id! {
+    /// Identifies outcomes that wait together for their exchange.
+    OutcomeBatchId
+}
+uuid_id! {
     /// Identifies a message on the broker.
     MessageId
 }

@@ -42,37 +42,24 @@ impl Agenda {
 /// # Errors
 /// [`StoreError`] of the database.
 pub async fn agenda(connection: &mut Connection) -> Result<Agenda, StoreError> {
-    let head = |status: ExecutionStatus| {
-        format!(
-            "(select start_deadline_at from job_execution
-               where status = {} and start_deadline_at is not null and attempt = interruptions
-               order by start_deadline_at limit 1)",
-            status.code()
-        )
-    };
     let sql = format!(
         "select (select next_trigger_time from job_info where status = {} and next_trigger_time is not null
                   order by next_trigger_time limit 1) as next_trigger,
                 (select not_before from job_execution where status = {} order by not_before limit 1)
                   as next_not_before,
-                {} as scheduled_deadline, {} as blocked_deadline, {} as pending_deadline",
+                (select start_deadline_at from job_execution /*! force index (idx_execution_deadline) */
+                  where start_deadline_at is not null and {}
+                  order by start_deadline_at limit 1) as next_deadline",
         JobStatus::Waiting.code(),
         ExecutionStatus::Scheduled.code(),
-        head(ExecutionStatus::Scheduled),
-        head(ExecutionStatus::Blocked),
-        head(ExecutionStatus::Pending),
+        awaits_its_start()
     );
     let row = sqlx::query(AssertSqlSafe(sql)).fetch_one(connection).await?;
     let row = Row(&row);
-    let deadlines = [
-        row.opt_instant("scheduled_deadline")?,
-        row.opt_instant("blocked_deadline")?,
-        row.opt_instant("pending_deadline")?,
-    ];
     Ok(Agenda {
         next_trigger: row.opt_instant("next_trigger")?,
         next_not_before: row.opt_instant("next_not_before")?,
-        next_deadline: deadlines.into_iter().flatten().min(),
+        next_deadline: row.opt_instant("next_deadline")?,
     })
 }
 
@@ -383,7 +370,7 @@ pub async fn due_executions(
     .await
 }
 
-/// The waiting executions whose start deadline has passed before any real start, at most `limit` of each state.
+/// The waiting executions whose start deadline has passed before any real start, at most `limit`.
 ///
 /// # Errors
 /// [`StoreError`] of the database.
@@ -392,22 +379,23 @@ pub async fn past_start_deadline(
     now: EpochMillis,
     limit: u32,
 ) -> Result<Vec<ExecutionId>, StoreError> {
-    let mut found = Vec::new();
-    for status in [
-        ExecutionStatus::Scheduled,
-        ExecutionStatus::Blocked,
-        ExecutionStatus::Pending,
-    ] {
-        let sql = format!(
-            "select id from job_execution /*! force index (idx_execution_deadline) */
-              where status = {} and start_deadline_at <= ? and attempt = interruptions
-              order by start_deadline_at limit ?",
-            status.code()
-        );
-        let query = sqlx::query(AssertSqlSafe(sql)).bind(now.0).bind(i64::from(limit));
-        found.extend(ids(query, connection).await?);
-    }
-    Ok(found)
+    let sql = format!(
+        "select id from job_execution /*! force index (idx_execution_deadline) */
+          where start_deadline_at <= ? and {} order by start_deadline_at limit ?",
+        awaits_its_start()
+    );
+    let query = sqlx::query(AssertSqlSafe(sql)).bind(now.0).bind(i64::from(limit));
+    ids(query, connection).await
+}
+
+/// That an execution has yet to start for the first time. The index of deadlines has few others: those that workers own.
+fn awaits_its_start() -> String {
+    format!(
+        "status in ({}, {}, {}) and attempt = interruptions",
+        ExecutionStatus::Scheduled.code(),
+        ExecutionStatus::Blocked.code(),
+        ExecutionStatus::Pending.code()
+    )
 }
 
 async fn ids(query: AnyQuery<'_>, connection: &mut Connection) -> Result<Vec<ExecutionId>, StoreError> {

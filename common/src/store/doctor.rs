@@ -12,13 +12,12 @@ use sqlx::Row as _;
 use std::collections::{BTreeSet, HashMap};
 
 /// Indexes without which a hot path reads whole tables.
-const NEEDED_INDEXES: [(&str, &str); 10] = [
+const NEEDED_INDEXES: [(&str, &str); 9] = [
     ("job_info", "idx_status_next_time"),
     ("job_info", "uq_client_request"),
     ("job_execution", "uq_execution"),
     ("job_execution", "idx_execution_due"),
     ("job_execution", "idx_execution_class"),
-    ("job_execution", "idx_execution_incarnation"),
     ("job_execution", "idx_execution_slot"),
     ("worker_node", "uq_worker_incarnation"),
     ("callback_delivery", "idx_callback_due"),

@@ -234,14 +234,18 @@ fn bind_execution<'q>(query: super::sql::AnyQuery<'q>, row: &ExecutionRow) -> su
         .bind(row.incarnation.map(|incarnation| incarnation.to_string()))
         .bind(row.epoch)
         .bind(row.not_after.map(|at| at.0))
-        .bind(row.slot_key.clone())
+        .bind(row.slot_key.clone().filter(|_| !row.status.is_terminal()))
         .bind(row.params.as_ref().map(|params| params.as_str().to_owned()))
         .bind(row.created_at.0)
         .bind(row.due_at.map(|at| at.0))
         .bind(row.dispatched_at.map(|at| at.0))
         .bind(row.started_at.map(|at| at.0))
         .bind(row.finished_at.map(|at| at.0))
-        .bind(row.start_deadline_at.map(|at| at.0))
+        .bind(
+            row.start_deadline_at
+                .filter(|_| !row.status.is_terminal())
+                .map(|at| at.0),
+        )
         .bind(row.timeout_ms)
         .bind(row.cancel_requested_at.map(|at| at.0))
         .bind(row.progress_percent)

@@ -184,7 +184,7 @@ impl Store {
         Ok(store)
     }
 
-    /// The same store, whose transactions write the outcome of every execution they end into `outcome_outbox`, for the
+    /// The same store, whose transactions write the outcome of every execution they end into `outcome_batch`, for the
     /// relay to publish (`broker.outcomes`). Every role that ends executions must be told the same. Off at first.
     #[must_use]
     pub fn recording_outcomes(self, outcomes: bool) -> Self {

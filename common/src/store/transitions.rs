@@ -252,11 +252,10 @@ fn default_error(end: ExecutionStatus) -> Option<ExecutionError> {
     Some(ExecutionError::new(code, message))
 }
 
-/// What every step may write; `dispatch_seq` is repeated for the guard and keeps its value.
-const MOVED: [&str; 10] = [
+/// What every step may write besides the state; `dispatch_seq` is repeated for the guard and keeps its value.
+const MOVED: [&str; 9] = [
     "id",
     "dispatch_seq",
-    "status",
     "attempt",
     "interruptions",
     "not_before",
@@ -266,10 +265,9 @@ const MOVED: [&str; 10] = [
     "progress_message",
 ];
 /// What the end of a run writes besides.
-const ENDED: [&str; 14] = [
+const ENDED: [&str; 13] = [
     "id",
     "dispatch_seq",
-    "status",
     "attempt",
     "interruptions",
     "not_before",
@@ -283,26 +281,83 @@ const ENDED: [&str; 14] = [
     "error_message",
 ];
 
+/// What a plain end writes: nothing else of the row has changed. Each column of each row costs the database, and nearly
+/// every end is plain.
+const ENDED_PLAINLY: [&str; 6] = [
+    "id",
+    "dispatch_seq",
+    "attempt",
+    "started_at",
+    "finished_at",
+    "result",
+];
+
+/// Which columns a step writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Written {
+    Moved,
+    Ended,
+    EndedPlainly,
+}
+
+impl Written {
+    fn by(change: &Change, row: &ExecutionRow) -> Self {
+        let rest = |row: &ExecutionRow| {
+            let progress = (row.progress_percent, row.progress_message.clone());
+            (
+                row.interruptions,
+                row.not_before,
+                row.due_at,
+                progress,
+                row.error.clone(),
+            )
+        };
+        match change.carries_outcome() {
+            false => Self::Moved,
+            true if rest(row) == rest(&change.before) => Self::EndedPlainly,
+            true => Self::Ended,
+        }
+    }
+
+    fn columns(self) -> &'static [&'static str] {
+        match self {
+            Self::Moved => &MOVED,
+            Self::Ended => &ENDED,
+            Self::EndedPlainly => &ENDED_PLAINLY,
+        }
+    }
+
+    fn bind<'q>(self, query: AnyQuery<'q>, row: &ExecutionRow) -> AnyQuery<'q> {
+        match self {
+            Self::Moved => bind_moved(query, row),
+            Self::Ended => bind_ended(query, row),
+            Self::EndedPlainly => bind_ended_plainly(query, row),
+        }
+    }
+}
+
 async fn update(tx: &mut Tx, written: &[(&Change, ExecutionRow)]) -> Result<(), StoreError> {
-    // The old status is the same for a whole statement, which makes it a plain guard.
-    let mut groups: BTreeMap<(i64, bool), Vec<&ExecutionRow>> = BTreeMap::new();
+    // Both states are the same for a whole statement, which makes the old one a plain guard.
+    let mut groups: BTreeMap<_, Vec<&ExecutionRow>> = BTreeMap::new();
     for (change, row) in written {
-        let group = (change.before.status.code(), change.carries_outcome());
+        let steps = (change.before.status.code(), row.status.code());
+        let group = (steps, Written::by(change, row), done_with(row));
         groups.entry(group).or_default().push(row);
     }
     let dialect = tx.dialect();
-    for ((from, with_outcome), rows) in groups {
+    for (((from, to), columns, done_with), rows) in groups {
         let guard = format!("job_execution.status = {from} and job_execution.dispatch_seq = v.dispatch_seq");
         let statement = BulkUpdate {
             table: "job_execution",
-            columns: if with_outcome { &ENDED } else { &MOVED },
-            set: "",
+            columns: columns.columns(),
+            set: &format!("status = {to}{done_with}"),
             guard: &guard,
         };
-        let bind = if with_outcome { bind_ended } else { bind_moved };
         for part in by_weight(&rows, |row| row_bytes(row)) {
             let changed = statement
-                .execute(tx, dialect, part, |query, row: &&ExecutionRow| bind(query, row))
+                .execute(tx, dialect, part, |query, row: &&ExecutionRow| {
+                    columns.bind(query, row)
+                })
                 .await?;
             if changed != part.len() as u64 {
                 return Err(StoreError::Corrupt(format!(
@@ -315,11 +370,22 @@ async fn update(tx: &mut Tx, written: &[(&Change, ExecutionRow)]) -> Result<(), 
     Ok(())
 }
 
+/// What leaves its index for good: the slot of what has ended, and the start deadline of what has ended or started once
+/// and waits to start again.
+fn done_with(row: &ExecutionRow) -> &'static str {
+    if row.status.is_terminal() {
+        ", slot_key = null, start_deadline_at = null"
+    } else if row.attempt > row.interruptions && !row.status.is_owned() {
+        ", start_deadline_at = null"
+    } else {
+        ""
+    }
+}
+
 fn bind_moved<'q>(query: AnyQuery<'q>, row: &ExecutionRow) -> AnyQuery<'q> {
     query
         .bind(row.id.to_string())
         .bind(row.dispatch_seq)
-        .bind(row.status.code())
         .bind(i64::from(row.attempt))
         .bind(i64::from(row.interruptions))
         .bind(row.not_before.0)
@@ -335,6 +401,16 @@ fn bind_ended<'q>(query: AnyQuery<'q>, row: &ExecutionRow) -> AnyQuery<'q> {
         .bind(row.result.as_ref().map(|result| result.as_str().to_owned()))
         .bind(row.error.as_ref().map(|error| error.code.clone()))
         .bind(row.error.as_ref().map(|error| error.message.clone()))
+}
+
+fn bind_ended_plainly<'q>(query: AnyQuery<'q>, row: &ExecutionRow) -> AnyQuery<'q> {
+    query
+        .bind(row.id.to_string())
+        .bind(row.dispatch_seq)
+        .bind(i64::from(row.attempt))
+        .bind(row.started_at.map(|at| at.0))
+        .bind(row.finished_at.map(|at| at.0))
+        .bind(row.result.as_ref().map(|result| result.as_str().to_owned()))
 }
 
 fn row_bytes(row: &ExecutionRow) -> usize {

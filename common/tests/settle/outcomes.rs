@@ -6,17 +6,18 @@ use isocost_common::{
     store::{
         Store,
         executions::{self, ExecutionRow},
-        outcomes::{self, OutcomeRow},
+        outcomes::{self, Outcome as Written},
         settle::{Ended, settle},
     },
     time::EpochMillis,
 };
 
 /// What is in the outbox, taken with a claim that is undone.
-async fn written(store: &Store) -> anyhow::Result<Vec<OutcomeRow>> {
+async fn written(store: &Store) -> anyhow::Result<Vec<Written>> {
     let mut tx = store.begin().await?;
     let far = EpochMillis(END.0 + 1_000_000);
-    Ok(outcomes::claim(&mut tx, far, far, 1_000).await?)
+    let batches = outcomes::claim(&mut tx, far, far, 1_000).await?;
+    Ok(batches.into_iter().flat_map(|batch| batch.outcomes).collect())
 }
 
 fn terminal(job: &isocost_common::store::jobs::JobRow, status: ExecutionStatus) -> ExecutionRow {
@@ -59,7 +60,7 @@ async fn every_end_is_written_once_and_skipped_ones_too() -> anyhow::Result<()> 
                 (row.id, job.app, row.status)
             );
             assert_eq!((outcome.handler.as_str(), outcome.created_at), ("noop", END));
-            let body: serde_json::Value = serde_json::from_str(&outcome.body)?;
+            let body: serde_json::Value = serde_json::from_str(outcome.body.as_str())?;
             assert_eq!(body["type"], row.status.outcome_type());
             assert_eq!(body["data"]["status"], row.status.api_name());
             assert_eq!(body["data"]["executionId"], row.id.to_string());
@@ -100,7 +101,7 @@ async fn an_outcome_is_the_body_of_the_webhook_and_shares_its_transaction() -> a
             .fetch_one(&mut *reader)
             .await?;
         assert_eq!(found.len(), 1);
-        assert_eq!(found[0].body, webhook);
+        assert_eq!(found[0].body.as_str(), webhook);
         assert!(webhook.contains("123456789012345678901234567890"));
         Ok(())
     })

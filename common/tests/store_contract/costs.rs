@@ -37,6 +37,31 @@ use std::{
 store_tests! {
     a_claim_reads_the_same_rows_however_many_wait,
     hot_statements_read_what_they_need,
+    a_connection_keeps_every_statement_prepared,
+}
+
+/// A statement more than a connection keeps costs it 40 ms: Nagle's algorithm waits for the server's delayed acknowledgement
+/// of the one that goes.
+async fn a_connection_keeps_every_statement_prepared(store: &TestStore) -> Result<()> {
+    const STATEMENTS: usize = 350;
+    let one = Counted::of(store).await?;
+    let mut reader = one.0.reader().await?;
+    let mut took = Duration::ZERO;
+    for _ in 0..2 {
+        let begun = Instant::now();
+        for number in 0..STATEMENTS {
+            sqlx::query(AssertSqlSafe(format!("select ? + {number}")))
+                .bind(1_i64)
+                .fetch_one(&mut *reader)
+                .await?;
+        }
+        took = begun.elapsed();
+    }
+    drop(reader);
+    one.0.close().await;
+    println!("{STATEMENTS} different statements again: {took:?}");
+    ensure!(took < Duration::from_millis(10 * STATEMENTS as u64), "{took:?}");
+    Ok(())
 }
 
 /// Far more than any statement may read.

@@ -266,11 +266,27 @@ async fn an_execution_with_every_field_is_read_as_written(store: &TestStore) -> 
             code: "handler.failed".into(),
             message: DIFFICULT.into(),
         }),
-        ..given::execution(&job, ExecutionStatus::Lost)
+        ..given::execution(&job, ExecutionStatus::Running)
     };
-    given::insert(store, &[job], std::slice::from_ref(&written)).await?;
+    let ended = ExecutionRow {
+        id: ExecutionId::generate(),
+        shard: 14,
+        status: ExecutionStatus::Lost,
+        ..written.clone()
+    };
+    given::insert(store, &[job], &[written.clone(), ended.clone()]).await?;
     let mut reader = store.reader().await?;
     assert_eq!(executions::get(&mut reader, written.id).await?, Some(written));
+    // Their indexes are of what waits or runs.
+    let without_slot = ExecutionRow {
+        slot_key: None,
+        start_deadline_at: None,
+        ..ended
+    };
+    assert_eq!(
+        executions::get(&mut reader, without_slot.id).await?,
+        Some(without_slot)
+    );
     Ok(())
 }
 

@@ -276,8 +276,10 @@ async fn hot_queries_use_their_indexes(store: &TestStore) -> Result<()> {
             "idx_execution_due",
         ),
         (
-            "select id from job_execution where incarnation = 'i' and status in (3, 4)",
-            "idx_execution_incarnation",
+            "select id from job_execution /*! force index (idx_execution_deadline) */ \
+             where start_deadline_at <= 1 and status in (0, 1, 2) and attempt = interruptions \
+             order by start_deadline_at limit 500",
+            "idx_execution_deadline",
         ),
         (
             "select id from job_execution where slot_key = 's' and status = 1 order by rank_time limit 1",

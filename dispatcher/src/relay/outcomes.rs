@@ -13,10 +13,10 @@ use isocost_common::{
     crash_point::{CrashPoint, reach},
     error_chain::chain,
     execution::ExecutionStatus,
-    id::{AppId, ExecutionId},
+    id::{AppId, OutcomeBatchId},
     store::{
-        StoreError, apps,
-        outcomes::{self, OutcomeRow},
+        StoreError, Tx, apps,
+        outcomes::{self, Outcome, OutcomeBatch},
     },
     time::EpochMillis,
     trace_parent::TRACEPARENT,
@@ -26,8 +26,8 @@ use std::{collections::HashMap, time::Duration};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-/// Outcomes published together. A result has at most 256 KiB by default, so the largest batch stays below 64 MiB.
-const BATCH: u32 = 256;
+/// Batches published together; a batch has at most a megabyte, or one outcome.
+const BATCHES: u32 = 16;
 /// How long a claim lasts: well above the longest that the broker may take to confirm.
 const LEASE: Duration = Duration::from_secs(60);
 /// When an outcome is tried again that the broker refused: a queue bound for it is full and says so.
@@ -112,7 +112,7 @@ impl Publisher {
         let claimed = store
             .transact(|| async {
                 let mut tx = store.begin().await?;
-                let claimed = outcomes::claim(&mut tx, now, now + LEASE, BATCH).await?;
+                let claimed = outcomes::claim(&mut tx, now, now + LEASE, BATCHES).await?;
                 tx.commit().await?;
                 Ok(claimed)
             })
@@ -120,52 +120,74 @@ impl Publisher {
         if !claimed.is_empty() {
             reach(CrashPoint::OutcomeClaimed);
         }
-        show_age(now, claimed.first().map(|outcome| outcome.created_at));
+        let ends = claimed.iter().flat_map(|batch| &batch.outcomes);
+        show_age(now, ends.map(|outcome| outcome.created_at).min());
         self.know_apps(&claimed).await?;
         let pass = self.publish(claimed).await?;
         self.more = matches!(pass, Pass::Full);
         Ok(pass)
     }
 
-    async fn publish(&self, claimed: Vec<OutcomeRow>) -> Result<Pass, StoreError> {
-        let full = claimed.len() >= BATCH as usize;
-        let ids: Vec<_> = claimed.iter().map(|outcome| outcome.execution).collect();
-        let publications = claimed.into_iter().map(|outcome| self.publication(outcome));
-        let answers = self.ports.broker.publish(publications.collect()).await;
-        if !ids.is_empty() {
+    async fn publish(&self, claimed: Vec<OutcomeBatch>) -> Result<Pass, StoreError> {
+        let full = claimed.len() >= BATCHES as usize;
+        let publications: Vec<_> = claimed
+            .iter()
+            .flat_map(|batch| &batch.outcomes)
+            .map(|outcome| self.publication(outcome))
+            .collect();
+        let all = publications.len();
+        let mut answers = self.ports.broker.publish(publications).await.into_iter();
+        if all > 0 {
             reach(CrashPoint::OutcomePublished);
         }
-        let (mut done, mut refused, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
-        for (id, answer) in ids.into_iter().zip(answers) {
-            match answer {
-                // Returned cannot be, since it is not mandatory; and nobody who wants it is nobody to wait for.
-                PublishOutcome::Confirmed | PublishOutcome::Returned => done.push(id),
-                PublishOutcome::Nacked => refused.push(id),
-                PublishOutcome::Unknown => unknown.push(id),
+        let (mut done, mut rests) = (Vec::new(), Vec::new());
+        let (mut refused, mut unknown) = (0, 0);
+        for OutcomeBatch { id, outcomes } in claimed {
+            let mut rest = Vec::new();
+            for (outcome, answer) in outcomes.into_iter().zip(&mut answers) {
+                match answer {
+                    // Returned cannot be, since it is not mandatory; and nobody who wants it is nobody to wait for.
+                    PublishOutcome::Confirmed | PublishOutcome::Returned => continue,
+                    PublishOutcome::Nacked => refused += 1,
+                    PublishOutcome::Unknown => unknown += 1,
+                }
+                rest.push(outcome);
+            }
+            if rest.is_empty() {
+                done.push(id);
+            } else {
+                rests.push(OutcomeBatch { id, outcomes: rest });
             }
         }
-        counter!("isocost_outcomes_published_total").increment(done.len() as u64);
-        if !refused.is_empty() {
+        counter!("isocost_outcomes_published_total").increment((all - refused - unknown) as u64);
+        if refused > 0 {
             warn!(
-                outcomes = refused.len(),
+                outcomes = refused,
                 "the broker refuses outcomes: a queue bound to the exchange of outcomes is full"
             );
         }
-        let now = self.ports.store.now();
-        self.write(&done, None).await?;
-        self.write(&refused, Some(now + REFUSED_AGAIN)).await?;
-        self.write(&unknown, Some(now)).await?;
-        Ok(match (unknown.is_empty(), full) {
-            (false, _) => Pass::Stuck,
-            (true, true) => Pass::Full,
-            (true, false) => Pass::Some,
+        let pause = if unknown > 0 {
+            Duration::ZERO
+        } else {
+            REFUSED_AGAIN
+        };
+        self.note(&done, &rests, self.ports.store.now() + pause).await?;
+        Ok(match (unknown, full) {
+            (0, true) => Pass::Full,
+            (0, false) => Pass::Some,
+            _ => Pass::Stuck,
         })
     }
 
-    /// Deletes outcomes, or makes them due again, trying for as long as the database is away: what is published and not
-    /// deleted is published again.
-    async fn write(&self, ids: &[ExecutionId], due_at: Option<EpochMillis>) -> Result<(), StoreError> {
-        if ids.is_empty() {
+    /// Deletes what is published and makes the rest due again, trying for as long as the database is away: what is published
+    /// and not deleted is published again.
+    async fn note(
+        &self,
+        done: &[OutcomeBatchId],
+        rests: &[OutcomeBatch],
+        due_at: EpochMillis,
+    ) -> Result<(), StoreError> {
+        if done.is_empty() && rests.is_empty() {
             return Ok(());
         }
         let store = &self.ports.store;
@@ -174,10 +196,7 @@ impl Publisher {
             let written = store
                 .transact(|| async {
                     let mut tx = store.begin().await?;
-                    match due_at {
-                        None => outcomes::delete(&mut tx, ids).await?,
-                        Some(at) => outcomes::postpone(&mut tx, ids, at).await?,
-                    }
+                    write(&mut tx, done, rests, due_at).await?;
                     tx.commit().await
                 })
                 .await;
@@ -193,22 +212,26 @@ impl Publisher {
         }
     }
 
-    async fn know_apps(&mut self, claimed: &[OutcomeRow]) -> Result<(), StoreError> {
-        if claimed.iter().all(|outcome| self.apps.contains_key(&outcome.app)) {
+    async fn know_apps(&mut self, claimed: &[OutcomeBatch]) -> Result<(), StoreError> {
+        let unknown: Vec<AppId> = claimed
+            .iter()
+            .flat_map(|batch| &batch.outcomes)
+            .map(|outcome| outcome.app)
+            .filter(|app| !self.apps.contains_key(app))
+            .collect();
+        if unknown.is_empty() {
             return Ok(());
         }
         let listed = apps::list(&mut *self.ports.store.reader().await?).await?;
         self.apps.extend(listed.into_iter().map(|app| (app.id, app.name)));
-        for outcome in claimed {
+        for app in unknown {
             // Not asked for again in each batch.
-            self.apps
-                .entry(outcome.app)
-                .or_insert_with(|| outcome.app.to_string());
+            self.apps.entry(app).or_insert_with(|| app.to_string());
         }
         Ok(())
     }
 
-    fn publication(&self, outcome: OutcomeRow) -> Publication {
+    fn publication(&self, outcome: &Outcome) -> Publication {
         let app = self.apps.get(&outcome.app).map_or("", String::as_str);
         let mut headers = MessageHeaders::from([(SCHEMA_VERSION_HEADER.into(), SCHEMA_VERSION.to_string())]);
         if let Some(parent) = &outcome.traceparent {
@@ -230,10 +253,23 @@ impl Publisher {
                 user_id: None,
                 headers,
                 content_type: None,
-                body: outcome.body.into(),
+                body: outcome.body.as_str().to_owned().into(),
             },
         }
     }
+}
+
+async fn write(
+    tx: &mut Tx,
+    done: &[OutcomeBatchId],
+    rests: &[OutcomeBatch],
+    due_at: EpochMillis,
+) -> Result<(), StoreError> {
+    outcomes::delete(tx, done).await?;
+    for rest in rests {
+        outcomes::postpone(tx, rest, due_at).await?;
+    }
+    Ok(())
 }
 
 fn show_age(now: EpochMillis, oldest: Option<EpochMillis>) {

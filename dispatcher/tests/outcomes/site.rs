@@ -12,10 +12,11 @@ use isocost_common::{
     coordination::memory::MemoryCoordination,
     execution::ExecutionStatus,
     id::{AppId, ExecutionId},
+    raw_json::RawJson,
     store::{
         Store,
         apps::{self, App},
-        outcomes::{self, OutcomeRow},
+        outcomes::{self, Outcome},
     },
     test_support::{
         eventually,
@@ -175,17 +176,18 @@ impl Site {
     }
 
     /// An outcome as settling writes it.
-    pub(crate) fn outcome(&self, handler: &str, status: ExecutionStatus) -> OutcomeRow {
+    pub(crate) fn outcome(&self, handler: &str, status: ExecutionStatus) -> Outcome {
         let execution = ExecutionId::generate();
-        OutcomeRow {
+        Outcome {
             execution,
             app: self.app.id,
             handler: handler.into(),
             status,
-            body: format!(
+            body: RawJson::parse(format!(
                 r#"{{"type":"{}","data":{{"executionId":"{execution}","result": 123456789012345678901234567890}}}}"#,
                 status.outcome_type()
-            ),
+            ))
+            .expect("it is JSON"),
             traceparent: TRACE.parse().ok(),
             created_at: self.store.now(),
         }
@@ -211,9 +213,9 @@ impl Site {
         Ok(child)
     }
 
-    pub(crate) async fn write(&self, rows: &[OutcomeRow]) -> Result<()> {
+    pub(crate) async fn write(&self, rows: &[Outcome]) -> Result<()> {
         let mut tx = self.store.begin().await?;
-        outcomes::insert_many(&mut tx, rows).await?;
+        outcomes::insert(&mut tx, rows).await?;
         tx.commit().await?;
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::{
         StoreError, Tx,
         callbacks::{self, NewDelivery},
         executions::ExecutionRow,
-        outcomes::{self, OutcomeRow},
+        outcomes::{self, Outcome},
         transitions::Applied,
     },
     time::EpochMillis,
@@ -66,7 +66,7 @@ pub(super) async fn queue(
         let Some(job) = jobs.get(&row.job) else { continue };
         let created_at = row.finished_at.unwrap_or(row.created_at);
         if tx.records_outcomes() {
-            reported.push(OutcomeRow {
+            reported.push(Outcome {
                 execution: row.id,
                 app: job.app,
                 handler: row.handler.clone(),
@@ -86,13 +86,13 @@ pub(super) async fn queue(
             execution: row.id,
             url: url.clone(),
             event_type: kind,
-            body: body(row, job, kind, created_at)?,
+            body: body(row, job, kind, created_at)?.as_str().to_owned(),
             traceparent: job.traceparent.clone(),
             created_at,
         });
     }
     callbacks::insert_many(tx, &deliveries).await?;
-    outcomes::insert_many(tx, &reported).await?;
+    outcomes::insert(tx, &reported).await?;
     reach(CrashPoint::SettleWritten);
     applied
         .callbacks
@@ -108,7 +108,7 @@ fn body(
     job: &EndedJob,
     kind: &str,
     finished_at: EpochMillis,
-) -> Result<String, StoreError> {
+) -> Result<RawJson, StoreError> {
     let body = Body {
         kind,
         timestamp: finished_at,
@@ -129,5 +129,5 @@ fn body(
             error: row.error.as_ref(),
         },
     };
-    serde_json::to_string(&body).map_err(|error| StoreError::Corrupt(error.to_string()))
+    RawJson::from_value(&body).map_err(|error| StoreError::Corrupt(error.to_string()))
 }
