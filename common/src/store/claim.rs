@@ -252,7 +252,6 @@ pub struct Advance {
 /// [`StoreError`] of the database; [`StoreError::Corrupt`] when a locked row changed all the same, which means a bug.
 pub async fn advance(tx: &mut Tx, jobs: &[Advance], now: EpochMillis) -> Result<(), StoreError> {
     let dialect = tx.dialect();
-    let set = format!("updated_at = {}", now.0);
     let guard = format!(
         "job_info.version = v.version - 1 and job_info.status = {}",
         JobStatus::Waiting.code()
@@ -265,7 +264,8 @@ pub async fn advance(tx: &mut Tx, jobs: &[Advance], now: EpochMillis) -> Result<
         let statement = BulkUpdate {
             table: "job_info",
             columns,
-            set: &set,
+            set: "updated_at = ?",
+            set_values: &[now.0],
             guard: &guard,
         };
         changed += statement

@@ -295,12 +295,12 @@ async fn fired(tx: &mut Tx, ids: &[JobId]) -> Result<BTreeSet<JobId>, StoreError
 
 async fn write(tx: &mut Tx, turns: &[Turn<'_>], at: EpochMillis) -> Result<(), StoreError> {
     let dialect = tx.dialect();
-    let set = format!("updated_at = {}", at.0);
     let columns = ["id", "version", "status", "next_trigger_time", "invalid_reason"];
     let changed = BulkUpdate {
         table: "job_info",
         columns: &columns,
-        set: &set,
+        set: "updated_at = ?",
+        set_values: &[at.0],
         guard: "job_info.version = v.version - 1",
     }
     .execute(tx, dialect, turns, |query, turn| {

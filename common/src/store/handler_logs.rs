@@ -105,6 +105,7 @@ pub async fn set_progress(
         table: "job_execution",
         columns: &["id", "dispatch_seq", "progress_percent", "progress_message"],
         set: "",
+        set_values: &[],
         guard: &guard,
     }
     .execute(connection, dialect, &rows, |query, progress| {

@@ -1,7 +1,10 @@
 //! What is kept of the past: finished executions, their steps, lines and callbacks, and jobs that have ended, are
 //! deleted a while after. In small batches, so that nothing waits for it.
 
-use super::{Connection, Row, Store, StoreError, Tx, callbacks::DeliveryStatus, placeholders, slots};
+use super::{
+    AnyQuery, Connection, Row, Store, StoreError, Tx, callbacks::DeliveryStatus, execute_for_keys,
+    key_chunks, placeholders, slots,
+};
 use crate::{
     id::{ExecutionId, JobId},
     job::JobStatus,
@@ -40,7 +43,8 @@ async fn prune_executions_in(tx: &mut Tx, before: EpochMillis) -> Result<usize, 
         DeliveryStatus::Delivered.code(),
         tx.dialect().for_update_skip_locked()
     );
-    let ids: Vec<ExecutionId> = select(tx, sql, &[before.0, i64::from(PRUNE_BATCH)]).await?;
+    let ids: Vec<ExecutionId> =
+        select(tx, sql, |query| query.bind(before.0).bind(i64::from(PRUNE_BATCH))).await?;
     delete(tx, "execution_log_line where execution_id", &ids).await?;
     delete(tx, "job_log where execution_id", &ids).await?;
     delete_attempts(tx, &ids).await?;
@@ -73,14 +77,17 @@ async fn prune_jobs_in(tx: &mut Tx, before: EpochMillis) -> Result<usize, StoreE
         .collect();
     // Ids sort by age, so the primary key leads to the oldest jobs without an index of its own for this.
     let sql = format!(
-        "select id as pruned_id from job_info where id < '{}' and status in ({}) and updated_at < ? \
+        "select id as pruned_id from job_info where id < ? and status in ({}) and updated_at < ? \
          and (select 1 from job_execution where job_execution.job_id = job_info.id limit 1) is null \
          order by id limit ?{}",
-        first_id_of(before),
         ended.join(", "),
         tx.dialect().for_update_skip_locked()
     );
-    let ids: Vec<JobId> = select(tx, sql, &[before.0, i64::from(PRUNE_BATCH)]).await?;
+    let ids: Vec<JobId> = select(tx, sql, |query| {
+        let query = query.bind(first_id_of(before).to_string());
+        query.bind(before.0).bind(i64::from(PRUNE_BATCH))
+    })
+    .await?;
     let slot_keys: Vec<String> = ids.iter().map(|job| slots::job_key(*job)).collect();
     delete(tx, "concurrency_slot where holders = 0 and slot_key", &slot_keys).await?;
     delete(tx, "job_label where job_id", &ids).await?;
@@ -117,55 +124,37 @@ fn first_id_of(instant: EpochMillis) -> JobId {
 async fn select<T: std::str::FromStr>(
     connection: &mut Connection,
     sql: String,
-    arguments: &[i64],
+    bind: impl FnOnce(AnyQuery<'static>) -> AnyQuery<'static>,
 ) -> Result<Vec<T>, StoreError> {
-    let mut query = sqlx::query(AssertSqlSafe(sql));
-    for argument in arguments {
-        query = query.bind(*argument);
-    }
-    let rows = query.fetch_all(connection).await?;
+    let rows = bind(sqlx::query(AssertSqlSafe(sql)))
+        .fetch_all(connection)
+        .await?;
     rows.iter().map(|row| Row(row).parsed("pruned_id")).collect()
 }
 
 /// Deletes the rows of a table whose column, the last word of `rows`, is one of the keys.
 async fn delete(connection: &mut Connection, rows: &str, keys: &[impl Display]) -> Result<(), StoreError> {
-    if keys.is_empty() {
-        return Ok(());
-    }
-    let sql = format!("delete from {rows} in ({})", placeholders(keys.len(), 0));
-    run_with_keys(connection, sql, keys).await
+    execute_for_keys(connection, keys, |list| {
+        sqlx::query(AssertSqlSafe(format!("delete from {rows} in ({list})")))
+    })
+    .await
 }
 
 /// By the deliveries' ids, which are read first: a DELETE with a subquery would walk the whole table.
 async fn delete_attempts(connection: &mut Connection, executions: &[ExecutionId]) -> Result<(), StoreError> {
-    if executions.is_empty() {
-        return Ok(());
+    let mut deliveries: Vec<String> = Vec::new();
+    for chunk in key_chunks(executions) {
+        let sql = format!(
+            "select id from callback_delivery where execution_id in ({})",
+            placeholders(chunk.len(), 0)
+        );
+        let mut query = sqlx::query(AssertSqlSafe(sql));
+        for execution in chunk {
+            query = query.bind(execution.to_string());
+        }
+        for row in query.fetch_all(&mut *connection).await? {
+            deliveries.push(Row(&row).text("id")?);
+        }
     }
-    let sql = format!(
-        "select id from callback_delivery where execution_id in ({})",
-        placeholders(executions.len(), 0)
-    );
-    let mut query = sqlx::query(AssertSqlSafe(sql));
-    for execution in executions {
-        query = query.bind(execution.to_string());
-    }
-    let rows = query.fetch_all(&mut *connection).await?;
-    let deliveries: Vec<String> = rows
-        .iter()
-        .map(|row| Row(row).text("id"))
-        .collect::<Result<_, _>>()?;
     delete(connection, "callback_attempt where delivery_id", &deliveries).await
-}
-
-async fn run_with_keys(
-    connection: &mut Connection,
-    sql: String,
-    keys: &[impl Display],
-) -> Result<(), StoreError> {
-    let mut query = sqlx::query(AssertSqlSafe(sql));
-    for key in keys {
-        query = query.bind(key.to_string());
-    }
-    query.execute(connection).await?;
-    Ok(())
 }

@@ -42,7 +42,7 @@ pub use connection::{Connection, Reader};
 pub use dialect::Dialect;
 pub use error::StoreError;
 pub use folder_lock::{FolderLock, FolderLockError};
-pub use sql::{AnyQuery, BulkUpdate, Row, key_chunks, placeholders, row_chunks};
+pub use sql::{AnyQuery, BulkUpdate, Row, execute_for_keys, key_chunks, placeholders, row_chunks};
 pub use transaction::Tx;
 
 use crate::time::{Clock, ClockReading, EpochMillis};

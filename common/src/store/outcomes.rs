@@ -1,7 +1,7 @@
 //! `outcome_batch`: outcomes on their way to the exchange of outcomes, those of one settling in one row. Settling writes
 //! it, where [`Store::recording_outcomes`](super::Store::recording_outcomes) says so; the relay publishes and deletes.
 
-use super::{Connection, Row, StoreError, Tx, key_chunks, placeholders, sql::AnyQuery};
+use super::{Connection, Row, StoreError, Tx, execute_for_keys};
 use crate::{
     execution::ExecutionStatus,
     id::{AppId, ExecutionId, OutcomeBatchId},
@@ -121,8 +121,9 @@ pub async fn claim(
             })
         })
         .collect::<Result<Vec<_>, StoreError>>()?;
-    let ids: Vec<_> = batches.iter().map(|batch| batch.id).collect();
-    for_each_chunk(tx, &ids, |list| {
+    let mut ids: Vec<_> = batches.iter().map(|batch| batch.id).collect();
+    ids.sort_unstable();
+    execute_for_keys(tx, &ids, |list| {
         sqlx::query(AssertSqlSafe(format!(
             "update outcome_batch set due_at = ? where id in ({list})"
         )))
@@ -155,7 +156,9 @@ pub async fn postpone(
 /// # Errors
 /// [`StoreError`] of the database.
 pub async fn delete(connection: &mut Connection, ids: &[OutcomeBatchId]) -> Result<(), StoreError> {
-    for_each_chunk(connection, ids, |list| {
+    let mut ids = ids.to_vec();
+    ids.sort_unstable();
+    execute_for_keys(connection, &ids, |list| {
         sqlx::query(AssertSqlSafe(format!(
             "delete from outcome_batch where id in ({list})"
         )))
@@ -176,24 +179,6 @@ pub async fn oldest_due(
         .fetch_optional(connection)
         .await?;
     row.map(|row| Row(&row).instant("created_at")).transpose()
-}
-
-/// Runs the statement that `write` makes of a list of placeholders; ascending, so that two writers lock alike.
-async fn for_each_chunk(
-    connection: &mut Connection,
-    ids: &[OutcomeBatchId],
-    write: impl Fn(&str) -> AnyQuery<'static>,
-) -> Result<(), StoreError> {
-    let mut ids = ids.to_vec();
-    ids.sort_unstable();
-    for chunk in key_chunks(&ids) {
-        let mut query = write(&placeholders(chunk.len(), 0));
-        for id in chunk {
-            query = query.bind(id.to_string());
-        }
-        query.execute(&mut *connection).await?;
-    }
-    Ok(())
 }
 
 fn pack(outcomes: &[Outcome]) -> Result<String, StoreError> {

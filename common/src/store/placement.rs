@@ -194,11 +194,8 @@ pub struct Handover {
 /// [`StoreError`] of the database; [`StoreError::Corrupt`] when a locked row changed all the same, which means a bug.
 pub async fn place(tx: &mut Tx, placed: &[Placed], handover: Handover) -> Result<(), StoreError> {
     let set = format!(
-        "status = {}, epoch = {}, not_after = {}, dispatched_at = {}",
-        ExecutionStatus::Dispatched.code(),
-        handover.epoch,
-        handover.not_after.0,
-        handover.placed_at.0
+        "status = {}, epoch = ?, not_after = ?, dispatched_at = ?",
+        ExecutionStatus::Dispatched.code()
     );
     let guard = format!(
         "job_execution.status = {} and job_execution.dispatch_seq = v.dispatch_seq - 1",
@@ -209,6 +206,7 @@ pub async fn place(tx: &mut Tx, placed: &[Placed], handover: Handover) -> Result
         table: "job_execution",
         columns: &["id", "dispatch_seq", "worker_id", "incarnation"],
         set: &set,
+        set_values: &[handover.epoch, handover.not_after.0, handover.placed_at.0],
         guard: &guard,
     }
     .execute(tx, dialect, placed, |query, placed| {

@@ -112,6 +112,7 @@ impl LockedSlots {
             table: "concurrency_slot",
             columns: &["slot_key", "holders"],
             set: "",
+            set_values: &[],
             guard: "1 = 1",
         }
         .execute(tx, dialect, &taken, |query, (key, slot)| {

@@ -3,7 +3,7 @@
 use super::{CHUNK, Connection, Dialect, StoreError};
 use crate::time::EpochMillis;
 use sqlx::{Any, AssertSqlSafe, Row as _, any::AnyArguments, any::AnyRow, query::Query};
-use std::str::FromStr;
+use std::{fmt::Display, str::FromStr};
 
 /// `count` groups of `width` placeholders: `(?,?),(?,?)`; with width 0, `count` bare ones: `?,?`.
 #[must_use]
@@ -45,6 +45,26 @@ fn filled_up<T>(chunk: &[T]) -> Vec<&T> {
     chunk.iter().chain(last).take(size).collect()
 }
 
+/// Runs, for each chunk of keys, the statement that `write` makes of a list of placeholders, which must be its last. Sorted
+/// keys make two writers lock alike.
+///
+/// # Errors
+/// [`StoreError`] of the first chunk that fails.
+pub async fn execute_for_keys(
+    connection: &mut Connection,
+    keys: &[impl Display],
+    write: impl Fn(&str) -> AnyQuery<'static>,
+) -> Result<(), StoreError> {
+    for chunk in key_chunks(keys) {
+        let mut query = write(&placeholders(chunk.len(), 0));
+        for key in chunk {
+            query = query.bind(key.to_string());
+        }
+        query.execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
 /// An UPDATE of many rows with values of their own, in one statement a chunk.
 ///
 /// ```text
@@ -56,8 +76,11 @@ pub struct BulkUpdate<'a> {
     pub table: &'a str,
     /// The key column, then the columns to set, in the order their values are bound.
     pub columns: &'a [&'a str],
-    /// More assignments, the same for every row, such as `version = job_info.version + 1`; empty for none.
+    /// More assignments, the same for every row, such as `version = job_info.version + 1`; empty for none. What changes
+    /// from call to call is a `?`: every text of its own would be a statement to prepare, and to keep.
     pub set: &'a str,
+    /// The values of those `?`.
+    pub set_values: &'a [i64],
     /// The guard, in terms of the table and of `v`; `1 = 1` for none.
     pub guard: &'a str,
 }
@@ -88,6 +111,9 @@ impl BulkUpdate<'_> {
             for row in chunk {
                 query = bind(query, row);
             }
+            for value in self.set_values {
+                query = query.bind(*value);
+            }
             changed += query.execute(&mut *connection).await?.rows_affected();
         }
         Ok(changed)
@@ -99,6 +125,7 @@ impl BulkUpdate<'_> {
             columns,
             set,
             guard,
+            ..
         } = self;
         let key = columns[0];
         let named: Vec<_> = columns.iter().map(|column| format!("? as {column}")).collect();
@@ -124,8 +151,9 @@ impl BulkUpdate<'_> {
             Dialect::MySql => format!(
                 "update {table} join ({values}) v on {table}.{key} = v.{key} set {assignments} where {guard}"
             ),
+            // The rows first, as above: values are bound in the order of the text.
             Dialect::Sqlite => format!(
-                "update {table} set {assignments} from ({values}) v where {table}.{key} = v.{key} and ({guard})"
+                "with v as ({values}) update {table} set {assignments} from v where {table}.{key} = v.{key} and ({guard})"
             ),
         }
     }

@@ -351,6 +351,7 @@ async fn update(tx: &mut Tx, written: &[(&Change, ExecutionRow)]) -> Result<(), 
             table: "job_execution",
             columns: columns.columns(),
             set: &format!("status = {to}{done_with}"),
+            set_values: &[],
             guard: &guard,
         };
         for part in by_weight(&rows, |row| row_bytes(row)) {

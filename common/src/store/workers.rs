@@ -162,6 +162,7 @@ pub async fn set_status(
         table: "worker_node",
         columns: &["incarnation", "status", "ended_at"],
         set: "",
+        set_values: &[],
         guard: &guard,
     }
     .execute(tx, dialect, changes, |query, (incarnation, status)| {

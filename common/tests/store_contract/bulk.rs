@@ -31,6 +31,7 @@ const PLACING: BulkUpdate<'_> = BulkUpdate {
     table: "job_execution",
     columns: &["id", "dispatch_seq", "worker_id", "not_after"],
     set: "status = 3, attempt = job_execution.attempt + 1",
+    set_values: &[],
     guard: "job_execution.status = 2",
 };
 
@@ -209,6 +210,7 @@ async fn nulls_are_written(store: &TestStore) -> Result<()> {
                 table: "job_info",
                 columns: &["id", "next_trigger_time", "invalid_reason", "version"],
                 set: "status = 7",
+                set_values: &[],
                 guard: "job_info.version = v.version - 1",
             }
             .execute(&mut tx, dialect, &rows, |query, (job, next)| {

@@ -211,6 +211,7 @@ pub async fn claim(
         table: "callback_delivery",
         columns: &["id", "attempt", "status", "leased_until", "expires_at"],
         set: "",
+        set_values: &[],
         guard: &guard,
     }
     .execute(tx, dialect, &taken, |query, delivery| {
@@ -310,6 +311,7 @@ pub async fn record(tx: &mut Tx, attempts: &[AttemptRecord]) -> Result<(), Store
             "last_error",
         ],
         set: "leased_until = null",
+        set_values: &[],
         guard: &guard,
     }
     .execute(tx, dialect, &sorted, |query, attempt| {
@@ -397,6 +399,7 @@ pub async fn release(tx: &mut Tx, claimed: &[Waiting]) -> Result<(), StoreError>
         table: "callback_delivery",
         columns: &["id", "attempt", "status"],
         set: "leased_until = null",
+        set_values: &[],
         guard: &guard,
     }
     .execute(tx, dialect, &sorted, |query, delivery| {

@@ -254,6 +254,7 @@ async fn reopen(tx: &mut Tx, children: &[JobRow], ids: &BTreeSet<JobId>) -> Resu
         table: "job_info",
         columns: &["id", "version", "status"],
         set: "invalid_reason = null",
+        set_values: &[],
         guard: "job_info.version = v.version - 1",
     }
     .execute(tx, dialect, &rows, |query, child| {

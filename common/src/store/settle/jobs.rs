@@ -187,6 +187,7 @@ async fn write(
         table: "job_info",
         columns: &["id", "version", "status", "next_trigger_time", "updated_at"],
         set: "",
+        set_values: &[],
         guard: "job_info.version = v.version - 1",
     }
     .execute(tx, dialect, changes, |query, (job, status, next)| {

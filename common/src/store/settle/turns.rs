@@ -5,7 +5,7 @@ use crate::{
     execution::{ExecutionEvent, ExecutionStatus},
     id::ExecutionId,
     store::{
-        Row, StoreError, Tx, executions,
+        Row, StoreError, Tx, execute_for_keys, executions,
         job_log::{self, LogEntry},
         placeholders, row_chunks,
         transitions::Applied,
@@ -72,19 +72,12 @@ async fn pass_on_one_each(
 }
 
 async fn give_back(tx: &mut Tx, keys: &[String]) -> Result<(), StoreError> {
-    if keys.is_empty() {
-        return Ok(());
-    }
-    let sql = format!(
-        "update concurrency_slot set holders = holders - 1 where holders > 0 and slot_key in ({})",
-        placeholders(keys.len(), 0)
-    );
-    let mut query = sqlx::query(AssertSqlSafe(sql));
-    for key in keys {
-        query = query.bind(key.clone());
-    }
-    query.execute(&mut **tx).await?;
-    Ok(())
+    execute_for_keys(tx, keys, |list| {
+        sqlx::query(AssertSqlSafe(format!(
+            "update concurrency_slot set holders = holders - 1 where holders > 0 and slot_key in ({list})"
+        )))
+    })
+    .await
 }
 
 async fn unblock(
@@ -116,17 +109,16 @@ async fn unblock(
             at,
         });
     }
-    let sql = format!(
-        "update job_execution set status = {}, due_at = coalesce(due_at, ?) where status = {} and id in ({})",
-        ExecutionStatus::Pending.code(),
-        ExecutionStatus::Blocked.code(),
-        placeholders(blocked.len(), 0)
-    );
-    let mut query = sqlx::query(AssertSqlSafe(sql)).bind(at.0);
-    for row in &blocked {
-        query = query.bind(row.id.to_string());
-    }
-    query.execute(&mut **tx).await?;
+    let ids: Vec<ExecutionId> = blocked.iter().map(|row| row.id).collect();
+    execute_for_keys(tx, &ids, |list| {
+        let sql = format!(
+            "update job_execution set status = {}, due_at = coalesce(due_at, ?) where status = {} and id in ({list})",
+            ExecutionStatus::Pending.code(),
+            ExecutionStatus::Blocked.code()
+        );
+        sqlx::query(AssertSqlSafe(sql)).bind(at.0)
+    })
+    .await?;
     applied.due_at(at);
     job_log::append(tx, &log).await
 }

@@ -15,6 +15,7 @@ mod redis_faults;
 mod roles;
 mod roll;
 mod silent_database;
+mod statements;
 mod worker_death;
 
 use anyhow::{Result, ensure};
