@@ -1,17 +1,19 @@
 #!/usr/bin/env bash
-# The contract suites on old and new versions of every service: ./test matrix calls this with the shell functions of
-# ./test at hand.
+# The contract suites, and the end-to-end tests of clusters, on old and new versions of every service: ./test matrix calls
+# this with the shell functions of ./test at hand.
 #
 # The old ones are Debian stable's, as everywhere else. The new ones come from Debian unstable, in a folder that is made
 # once with debootstrap; its servers are started with chroot, on loopback, with their data in that folder's /tmp.
 
-# The suites that speak to a service directly.
-readonly SUITES=(store_contract settle coordination_contract broker_contract)
+# The end-to-end tests that start servers of their own.
+readonly CLUSTER_TESTS=(cluster crash_points)
 
 # Runs every suite on the services of this system, then on those of the other one.
 run_matrix() {
     local sid
     sid="$(newer_system)" || die 'no newer system for the matrix'
+    use_program
+    use_pika
     echo "-- MariaDB, Redis and RabbitMQ of this system"
     use_services_of_this_system
     run_suites
@@ -33,11 +35,8 @@ use_services_of_this_system() {
 }
 
 run_suites() {
-    local suite targets=()
-    for suite in "${SUITES[@]}"; do
-        targets+=(--test "$suite")
-    done
-    run_tests --package isocost-common "${targets[@]}" --
+    run_tests --workspace --exclude isocost-tests --
+    run_tests --package isocost-tests --test e2e -- --test-threads 1 "${CLUSTER_TESTS[@]/%/::}"
 }
 
 # Prints the folder with Debian unstable; makes it when it is not there.

@@ -42,7 +42,7 @@ const SQLITE_SESSION: &[&str] = &[
 /// Prepared statements that a connection to a server keeps: more than the program has, with the sizes that those of many
 /// rows come in. When one has to go, the driver tells the server so without waiting for an answer, and Nagle's algorithm
 /// then holds the next statement back until the server's delayed acknowledgement, 40 ms later; see the test `costs`.
-const STATEMENTS_KEPT: usize = 400;
+pub(super) const STATEMENTS_KEPT: u32 = 256;
 
 impl Dialect {
     /// The dialect that a database URL names.

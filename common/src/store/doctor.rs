@@ -2,6 +2,7 @@
 
 use super::{
     Dialect, Store, StoreError, StoreOptions,
+    dialect::STATEMENTS_KEPT,
     migrations::{self, Schema},
 };
 use crate::{
@@ -242,7 +243,27 @@ async fn check_connections(
     } else {
         findings.ok("connections", says);
     }
+    check_statements(options, most_statements(store).await?, findings);
     Ok(())
+}
+
+async fn most_statements(store: &Store) -> Result<i64, StoreError> {
+    scalar_number(store, "select cast(@@max_prepared_stmt_count as signed)").await
+}
+
+/// Beyond the server's limit every new statement fails.
+fn check_statements(options: &StoreOptions, most: i64, findings: &mut Findings) {
+    let ours = i64::from(options.max_connections) * i64::from(STATEMENTS_KEPT);
+    let says = format!("the server keeps {most}, each process of Isocost may need {ours}");
+    if most < ours * 3 {
+        findings.warning(
+            "prepared statements",
+            says,
+            "raise max_prepared_stmt_count of the server, or lower store.max_connections",
+        );
+    } else {
+        findings.ok("prepared statements", says);
+    }
 }
 
 fn check_clock(skew_ms: i64, findings: &mut Findings) {

@@ -1,14 +1,13 @@
 //! A RabbitMQ node of one test: private, on free ports, in a folder of its own, and to be stopped, killed and started
 //! again at will.
 
+use super::server::{Place, free_port};
 use anyhow::{Context, Result, bail, ensure};
 use std::{
-    net::{Ipv4Addr, SocketAddr, TcpListener},
-    path::{Path, PathBuf},
+    net::{Ipv4Addr, SocketAddr},
     process::Stdio,
     time::Duration,
 };
-use tempfile::TempDir;
 use tokio::{
     net::TcpStream,
     process::{Child, Command},
@@ -25,7 +24,7 @@ const ATTEMPTS: usize = 3;
 
 /// A node, running or stopped. Dropping it kills it and removes what it stored.
 pub struct RabbitMqServer {
-    folder: TempDir,
+    place: Place,
     port: u16,
     dist_port: u16,
     epmd_port: u16,
@@ -40,10 +39,6 @@ impl RabbitMqServer {
     /// # Errors
     /// `rabbitmq-server` is not installed, or does not start.
     pub async fn start() -> Result<Self> {
-        ensure!(
-            Path::new(SCRIPTS).join("rabbitmq-server").exists(),
-            "rabbitmq-server is not installed: start with ./test, or apt-get install rabbitmq-server"
-        );
         let mut attempt = 1;
         loop {
             match Self::start_once().await {
@@ -54,26 +49,31 @@ impl RabbitMqServer {
     }
 
     async fn start_once() -> Result<Self> {
-        let folder = tempfile::tempdir().context("making a folder for RabbitMQ")?;
+        let place = Place::new()?;
+        let script = place.outside(&format!("{SCRIPTS}/rabbitmq-server"));
+        ensure!(
+            script.exists(),
+            "{} is missing: start with ./test, or apt-get install rabbitmq-server",
+            script.display()
+        );
         for name in ["home", "data", "log"] {
-            std::fs::create_dir(folder.path().join(name))?;
+            std::fs::create_dir(place.folder().join(name))?;
         }
-        std::fs::write(folder.path().join("plugins"), "[].")?;
-        let [port, dist_port, epmd_port] = free_ports()?;
+        std::fs::write(place.folder().join("plugins"), "[].")?;
+        let [port, dist_port, epmd_port] = [free_port()?, free_port()?, free_port()?];
         std::fs::write(
-            folder.path().join("rabbitmq.conf"),
+            place.folder().join("rabbitmq.conf"),
             format!("listeners.tcp.1 = 127.0.0.1:{port}\n"),
         )?;
-        let epmd = Command::new("epmd")
+        let epmd = place
+            .command("epmd", "epmd")
             .args(["-address", "127.0.0.1", "-port", &epmd_port.to_string()])
-            .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            .kill_on_drop(true)
             .spawn()
             .context("starting epmd")?;
         let mut server = Self {
-            folder,
+            place,
             port,
             dist_port,
             epmd_port,
@@ -102,10 +102,10 @@ impl RabbitMqServer {
     /// It does not start; with the end of its log.
     pub async fn run(&mut self) -> Result<()> {
         ensure!(self.node.is_none(), "the node is running");
-        let log = std::fs::File::create(self.path("output"))?;
+        let output = self.place.folder().join("output");
+        let log = std::fs::File::create(&output)?;
         let mut node = self.script("rabbitmq-server");
-        node.stdin(Stdio::null())
-            .stdout(log.try_clone()?)
+        node.stdout(log.try_clone()?)
             .stderr(log)
             // The node and its helpers: one group to be killed.
             .process_group(0);
@@ -115,7 +115,7 @@ impl RabbitMqServer {
             let exited = self.node.as_mut().and_then(|node| node.try_wait().ok().flatten());
             if exited.is_some() || Instant::now() > deadline {
                 self.kill().await?;
-                let output = std::fs::read_to_string(self.path("output")).unwrap_or_default();
+                let output = std::fs::read_to_string(&output).unwrap_or_default();
                 bail!("RabbitMQ does not start: {output}");
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -170,37 +170,33 @@ impl RabbitMqServer {
         Ok(text)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
     /// One of RabbitMQ's scripts, in the surroundings of this node.
     fn script(&self, name: &str) -> Command {
-        let mut script = Command::new(Path::new(SCRIPTS).join(name));
+        let file = |name| self.place.file(name);
+        let mut script = self.place.command(&format!("{SCRIPTS}/{name}"), name);
         script
             // As under systemd, the script becomes the node: what ends it ends the node.
             .env("RUNNING_UNDER_SYSTEMD", "true")
-            .env("HOME", self.path("home"))
+            .env("HOME", file("home"))
             .env("RABBITMQ_NODENAME", format!("isocost-{}@localhost", self.port))
             .env("RABBITMQ_NODE_PORT", self.port.to_string())
             .env("RABBITMQ_NODE_IP_ADDRESS", "127.0.0.1")
             .env("RABBITMQ_DIST_PORT", self.dist_port.to_string())
             .env("ERL_EPMD_PORT", self.epmd_port.to_string())
             .env("ERL_EPMD_ADDRESS", "127.0.0.1")
-            .env("RABBITMQ_MNESIA_BASE", self.path("data"))
-            .env("RABBITMQ_LOG_BASE", self.path("log"))
-            .env("RABBITMQ_PID_FILE", self.path("pid"))
-            .env("RABBITMQ_ENABLED_PLUGINS_FILE", self.path("plugins"))
-            .env("RABBITMQ_CONFIG_FILE", self.path("rabbitmq.conf"))
+            .env("RABBITMQ_MNESIA_BASE", file("data"))
+            .env("RABBITMQ_LOG_BASE", file("log"))
+            .env("RABBITMQ_PID_FILE", file("pid"))
+            .env("RABBITMQ_ENABLED_PLUGINS_FILE", file("plugins"))
+            .env("RABBITMQ_CONFIG_FILE", file("rabbitmq.conf"))
             // Nothing of the machine's own configuration.
-            .env("RABBITMQ_ADVANCED_CONFIG_FILE", self.path("none.config"))
-            .env("RABBITMQ_CONF_ENV_FILE", self.path("none.conf"))
+            .env("RABBITMQ_ADVANCED_CONFIG_FILE", file("none.config"))
+            .env("RABBITMQ_CONF_ENV_FILE", file("none.conf"))
             // Light beside other tests: one scheduler, which sleeps when there is nothing to do.
             .env(
                 "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS",
                 "+S 1:1 +SDcpu 1:1 +SDio 1 +sbwt none +sbwtdcpu none +sbwtdio none",
-            )
-            .kill_on_drop(true);
+            );
         script
     }
 }
@@ -222,15 +218,4 @@ fn signal(name: &str, process: Option<&Child>) {
         // It fails when the process is gone already.
         let _ = kill.status();
     }
-}
-
-fn free_ports<const N: usize>() -> Result<[u16; N]> {
-    let mut ports = [0; N];
-    let mut held = Vec::with_capacity(N);
-    for port in &mut ports {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-        *port = listener.local_addr()?.port();
-        held.push(listener);
-    }
-    Ok(ports)
 }

@@ -65,10 +65,15 @@ impl Place {
             "sbin",
             "bin",
         ];
-        let root = self.root.as_deref().unwrap_or(Path::new("/"));
         folders
             .iter()
-            .any(|folder| root.join(folder).join(program).exists())
+            .any(|folder| self.outside(&format!("/{folder}/{program}")).exists())
+    }
+
+    /// An absolute path of the server's system, as we see it.
+    pub(super) fn outside(&self, path: &str) -> PathBuf {
+        let root = self.root.as_deref().unwrap_or(Path::new("/"));
+        root.join(path.trim_start_matches('/'))
     }
 
     /// Runs `program`, seen as `name` by itself.
@@ -180,7 +185,7 @@ fn pid(child: &Child) -> anyhow::Result<Pid> {
 }
 
 /// A port that nobody uses now, from below the range of outgoing connections: it is still free after a restart.
-fn free_port() -> anyhow::Result<u16> {
+pub(super) fn free_port() -> anyhow::Result<u16> {
     for _ in 0..1_000 {
         let port = rand::random_range(20_000..32_000);
         if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {

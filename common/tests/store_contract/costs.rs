@@ -43,7 +43,7 @@ store_tests! {
 /// A statement more than a connection keeps costs it 40 ms: Nagle's algorithm waits for the server's delayed acknowledgement
 /// of the one that goes.
 async fn a_connection_keeps_every_statement_prepared(store: &TestStore) -> Result<()> {
-    const STATEMENTS: usize = 350;
+    const STATEMENTS: usize = 240;
     let one = Counted::of(store).await?;
     let mut reader = one.0.reader().await?;
     let mut took = Duration::ZERO;

@@ -7,7 +7,6 @@ use isocost_tests::cluster::{Cluster, Role};
 use isocost_tests::jobs::LONG;
 use isocost_tests::patience::eventually;
 use serde_json::{Value, json};
-use sqlx::{Connection, MySqlConnection};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -20,15 +19,23 @@ async fn doctor_names_what_would_break_a_promise_and_what_to_do() -> Result<()> 
         .with("ISOCOST__BROKER__NAMESPACE", "taken");
     cluster.migrate().await?;
     let findings = examine(&cluster).await?;
-    for good in ["indexes", "permissions", "eviction", "topology", "round trip"] {
+    for good in [
+        "prepared statements",
+        "indexes",
+        "permissions",
+        "eviction",
+        "topology",
+        "round trip",
+    ] {
         assert_eq!(verdict(&findings, good)?, "ok", "{findings:#?}");
     }
 
-    let mut database = MySqlConnection::connect(&cluster.servers().mariadb.options().url).await?;
-    sqlx::query("drop index idx_execution_class on job_execution")
-        .execute(&mut database)
-        .await?;
-    database.close().await?;
+    for spoil in [
+        "drop index idx_execution_class on job_execution",
+        "set global max_prepared_stmt_count = 12000",
+    ] {
+        cluster.servers().mariadb.execute(spoil).await?;
+    }
     let redis = "CONFIG SET maxmemory 100mb\r\nCONFIG SET maxmemory-policy allkeys-lru\r\n";
     tell_redis(&cluster, redis, 3).await?;
     let broker = RabbitBroker::start(&cluster.servers().rabbitmq.config(), "somebody else")?;
@@ -45,6 +52,7 @@ async fn doctor_names_what_would_break_a_promise_and_what_to_do() -> Result<()> 
     let findings = examine(&cluster).await?;
     for (what, expected) in [
         ("flush at commit", "warning"),
+        ("prepared statements", "warning"),
         ("indexes", "problem"),
         ("eviction", "warning"),
         ("topology", "problem"),
