@@ -2,7 +2,10 @@
 //! refreshed at most once in a while, so that submitting reads nothing.
 
 use crate::input::nearest;
-use isocost_common::store::{Store, StoreError, settings, workers};
+use isocost_common::{
+    store::{Store, StoreError, epoch, settings, workers},
+    time::EpochMillis,
+};
 use parking_lot::Mutex;
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::time::Instant;
@@ -10,6 +13,9 @@ use tracing::debug;
 
 /// Age at which the list is read again.
 const FRESH_FOR: Duration = Duration::from_secs(1);
+
+/// A leader shows itself every two seconds, and a clean handover is much faster than this.
+const LEADERLESS_AFTER: Duration = Duration::from_secs(10);
 
 /// The list.
 #[derive(Default)]
@@ -32,6 +38,27 @@ pub(crate) struct Known {
     pub(crate) draining: BTreeSet<String>,
     /// Nothing is claimed or placed.
     pub(crate) maintenance: bool,
+    /// When a dispatcher last led.
+    leader_seen: Option<EpochMillis>,
+}
+
+impl Known {
+    /// Why nothing at all is started now; none when something is.
+    pub(crate) fn standstill(&self, now: EpochMillis) -> Option<String> {
+        if self.maintenance {
+            let quiet = "maintenance mode is on, so nothing is started; it is ended by PUT /openapi/settings";
+            return Some(quiet.into());
+        }
+        let remedy = "so nothing is started; see that a dispatcher runs and that it reaches Redis: its log and its \
+                      /readyz say what is missing";
+        match self.leader_seen {
+            None => Some(format!("no dispatcher has led yet, {remedy}")),
+            Some(seen) if seen + LEADERLESS_AFTER < now => {
+                Some(format!("no dispatcher has led since {seen}, {remedy}"))
+            }
+            Some(_) => None,
+        }
+    }
 }
 
 impl HandlerDirectory {
@@ -62,6 +89,7 @@ async fn read(store: &Store) -> Result<Known, StoreError> {
         offered: handlers.online,
         draining: handlers.draining,
         maintenance: settings::is_maintenance(&settings),
+        leader_seen: epoch::last_presence(&mut connection).await?,
     })
 }
 

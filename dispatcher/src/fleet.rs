@@ -1,6 +1,7 @@
 //! The incarnations the leader knows, what each of them offers, and the exact set of what each of them owns.
 
 mod member;
+mod shared_names;
 
 pub(crate) use member::Member;
 
@@ -17,7 +18,7 @@ use isocost_common::{
 };
 use member::Seat;
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     time::Duration,
 };
 use tokio::time::Instant;
@@ -30,6 +31,8 @@ pub(crate) struct Fleet {
     members: BTreeMap<IncarnationId, Member>,
     held: HashMap<ExecutionId, Held>,
     owned_by_app: HashMap<AppId, u32>,
+    /// Worker ids that two processes were last found to use at once.
+    shared_names: BTreeSet<WorkerId>,
 }
 
 impl Fleet {
@@ -39,6 +42,7 @@ impl Fleet {
             members: BTreeMap::new(),
             held: HashMap::new(),
             owned_by_app: HashMap::new(),
+            shared_names: BTreeSet::new(),
         }
     }
 
@@ -73,7 +77,7 @@ impl Fleet {
             return false;
         }
         member.report_number = heartbeat.report_number;
-        member.lease_from = now;
+        (member.lease_from, member.heard_at) = (now, Some(now));
         member.last_heartbeat = at;
         if !member.registered {
             member.registered_at = at;

@@ -21,6 +21,8 @@ const LOCK: &str = "leader";
 const PROGRESS_LIMIT: Duration = Duration::from_secs(5);
 /// Standing back after having resigned, so that somebody healthier can take the lock.
 const AFTER_RESIGNING: Duration = Duration::from_secs(2);
+/// How often a dispatcher that cannot ask for the lock says so.
+const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 /// Clocks further apart than this make every instant in the tables doubtful.
 const MOST_SKEW_MS: i64 = 5_000;
 const SKEW_WARNING_MS: i64 = 500;
@@ -65,6 +67,7 @@ impl Tenure {
 pub(crate) async fn campaign(office: &leader::Office, shutdown: &CancellationToken) {
     let coordination = office.ports.coordination.as_ref();
     let poll = poll_interval(&office.leases);
+    let mut complaint_at = Instant::now();
     while !shutdown.is_cancelled() {
         let token = uuid_token();
         let asked_at = Instant::now();
@@ -78,7 +81,10 @@ pub(crate) async fn campaign(office: &leader::Office, shutdown: &CancellationTok
             }
             Ok(false) => None,
             Err(error) => {
-                warn!(%error, "asking for the leader's lock");
+                if Instant::now() >= complaint_at {
+                    warn!(%error, "nobody can be asked for the leader's lock: nothing new is started meanwhile");
+                    complaint_at = Instant::now() + COMPLAINT_INTERVAL;
+                }
                 None
             }
         };

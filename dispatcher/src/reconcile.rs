@@ -264,11 +264,20 @@ impl Leader {
         Ok(())
     }
 
+    fn warn_of_shared_names(&mut self) {
+        for worker in self.fleet.newly_shared_names(self.leases.heartbeat() * 2) {
+            warn!(worker.id = %worker,
+                "two processes work under one worker id: give each its own (worker.id, --id)");
+        }
+    }
+
     /// Reads everything again that others may have changed, and makes the set equal to the database. What the database
     /// says is owned and the set does not know was placed by a leader before, or by a commit whose answer was lost: it
     /// is published again, under the same number and the same `not_after`.
     pub(crate) async fn reload(&mut self) -> Result<(), StoreError> {
         let now = Instant::now();
+        epoch::note_presence(&self.store).await?;
+        self.warn_of_shared_names();
         if self.fleet.members().any(|member| member.changed) {
             self.save_members(now).await?;
         }

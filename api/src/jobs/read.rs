@@ -95,9 +95,11 @@ pub(super) async fn full_view(state: &ApiState, job: JobRow) -> Result<JobView, 
 /// Why nothing of the job runs although something should; none while all goes as planned.
 async fn waiting_reason(state: &ApiState, job: &JobRow, activity: &Activity) -> Option<String> {
     let reason = reason_of_the_job(state, job, activity).await?;
-    if reason.needs_the_leader && state.handlers().known(state.store()).await?.maintenance {
-        let quiet = "maintenance mode is on, so nothing is started; it is ended by PUT /openapi/settings";
-        return Some(quiet.into());
+    if reason.needs_the_leader {
+        let known = state.handlers().known(state.store()).await?;
+        if let Some(standstill) = known.standstill(state.store().now()) {
+            return Some(standstill);
+        }
     }
     Some(reason.text)
 }

@@ -44,6 +44,14 @@ pub struct Connection {
     in_transaction: bool,
 }
 
+/// A pool without a connection says only that its time is over. This says what that means.
+pub(super) fn explain(error: Error, means: impl FnOnce() -> String) -> Error {
+    match error {
+        Error::PoolTimedOut => Error::Io(io::Error::new(io::ErrorKind::TimedOut, means())),
+        other => other,
+    }
+}
+
 /// What statements travel on.
 enum Line {
     Pooled(PoolConnection<Any>),
@@ -54,7 +62,13 @@ enum Line {
 impl Connection {
     /// Takes a connection from the pool.
     pub(super) async fn acquire(pool: &AnyPool, dialect: Dialect, patience: Duration) -> Result<Self, Error> {
-        let line = Line::Pooled(pool.acquire().await?);
+        let acquired = pool.acquire().await.map_err(|error| {
+            explain(error, || {
+                let most = pool.options().get_max_connections();
+                format!("the server takes no connection, or all {most} of this process are in use (store.max_connections)")
+            })
+        });
+        let line = Line::Pooled(acquired?);
         Ok(Self {
             line: Some(line),
             dialect,

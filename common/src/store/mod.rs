@@ -38,6 +38,7 @@ mod transaction;
 pub mod transitions;
 pub mod workers;
 
+use connection::explain;
 pub use connection::{Connection, Reader};
 pub use dialect::Dialect;
 pub use error::StoreError;
@@ -165,10 +166,11 @@ impl Store {
             ),
             Dialect::MySql => {
                 let shared = pool(options.max_connections);
-                let shared = shared
-                    .connect_with(connect)
-                    .await
-                    .map_err(StoreError::from_sqlx)?;
+                let shared = shared.connect_with(connect).await.map_err(|error| {
+                    explain(error, || {
+                        "no server takes connections at the host and port of store.url".to_owned()
+                    })
+                })?;
                 (shared.clone(), shared)
             }
         };

@@ -17,6 +17,7 @@ store_tests! {
     a_new_epoch_waits_for_open_transactions_of_the_old_leader,
     transactions_of_one_leader_do_not_wait_for_each_other,
     concurrent_leaders_get_different_epochs,
+    a_leader_at_work_can_be_seen,
 }
 
 async fn epochs_grow_by_one(store: &TestStore) -> Result<()> {
@@ -152,5 +153,15 @@ async fn concurrent_leaders_get_different_epochs(store: &TestStore) -> Result<()
         epochs.insert(epoch??);
     }
     ensure!(epochs == (1..=LEADERS as i64).collect(), "{epochs:?}");
+    Ok(())
+}
+
+async fn a_leader_at_work_can_be_seen(store: &TestStore) -> Result<()> {
+    let mut reader = store.reader().await?;
+    ensure!(epoch::last_presence(&mut reader).await?.is_none());
+    let before = store.now();
+    epoch::note_presence(store).await?;
+    let seen = epoch::last_presence(&mut reader).await?;
+    ensure!(seen.is_some_and(|seen| seen >= before), "{seen:?}");
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use isocost_common::{
+    error_chain::chain,
     store::{Dialect, Store, StoreError, StoreOptions},
     store_tests,
     test_support::{TestStore, given},
@@ -78,7 +79,7 @@ async fn a_file_that_is_no_database_is_refused_at_once(store: &TestStore) -> Res
         "{:?}",
         from.elapsed()
     );
-    let told = isocost_common::error_chain::chain(&error).to_string();
+    let told = chain(&error).to_string();
     ensure!(told.contains("not a database"), "{told}");
     Ok(())
 }
@@ -172,6 +173,10 @@ async fn no_free_connection_in_time_is_unavailable(store: &TestStore) -> Result<
     let held = small.begin().await?;
     let failed = small.begin().await.err().context("a second one was to be had")?;
     ensure!(matches!(failed, StoreError::Unavailable(_)), "{failed:?}");
+    if store.dialect() == Dialect::MySql {
+        let told = chain(&failed).to_string();
+        ensure!(told.contains("all 1 of this process are in use"), "{told}");
+    }
     drop(held);
     small.begin().await?;
     small.close().await;
@@ -201,5 +206,9 @@ async fn nobody_listening_is_unavailable(store: &TestStore) -> Result<()> {
     };
     let failed = Store::connect(&options).await.err().context("it connected")?;
     ensure!(matches!(failed, StoreError::Unavailable(_)), "{failed:?}");
+    if store.dialect() == Dialect::MySql {
+        let told = chain(&failed).to_string();
+        ensure!(told.contains("host and port of store.url"), "{told}");
+    }
     Ok(())
 }

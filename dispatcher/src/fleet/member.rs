@@ -68,6 +68,9 @@ pub(crate) struct Member {
     pub(crate) stored_status: WorkerStatus,
     pub(super) registered_at: EpochMillis,
     pub(super) last_heartbeat: EpochMillis,
+    pub(super) first_known: Instant,
+    /// When a heartbeat of it last came to this leader.
+    pub(super) heard_at: Option<Instant>,
     /// Its lease counts from here: its last arrival, or whatever restarted all leases since.
     pub(crate) lease_from: Instant,
     pub(crate) report_number: u64,
@@ -139,6 +142,8 @@ impl Member {
             stored_status: WorkerStatus::Online,
             registered_at: EpochMillis(0),
             last_heartbeat: EpochMillis(0),
+            first_known: now,
+            heard_at: None,
             lease_from: now,
             report_number: 0,
         }

@@ -6,10 +6,10 @@ use isocost_common::{
 };
 use std::sync::Arc;
 
-const BEAT: Duration = Duration::from_secs(3);
+pub(super) const BEAT: Duration = Duration::from_secs(3);
 const NOBODY: [u32; 0] = [];
 
-fn heartbeat(worker: &str, slots: u32) -> Heartbeat {
+pub(super) fn heartbeat(worker: &str, slots: u32) -> Heartbeat {
     Heartbeat {
         worker: WorkerId::parse(worker).expect("a valid name"),
         incarnation: IncarnationId::generate(),
@@ -41,7 +41,7 @@ fn class(handler: &str, selector: Selector) -> Class {
 }
 
 /// A fleet of one registered worker.
-fn fleet_of(heartbeat: &Heartbeat, now: Instant) -> Fleet {
+pub(super) fn fleet_of(heartbeat: &Heartbeat, now: Instant) -> Fleet {
     let mut fleet = Fleet::new(3 * BEAT);
     assert!(fleet.observe(heartbeat, now, EpochMillis(0)));
     for member in fleet.members_mut() {

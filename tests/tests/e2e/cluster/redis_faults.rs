@@ -42,6 +42,7 @@ async fn a_redis_that_is_flushed_silent_or_dead_costs_time_and_nothing_else() ->
         let (ready, said) = process.readiness().await?;
         ensure!(ready, "it can do its job without Redis: {said}");
     }
+    says_why_it_waits(&api).await?;
     proxy.set(Traffic::Pass).await?;
     ids.push(goes_on(&api, "silence").await?);
 
@@ -62,6 +63,16 @@ async fn a_redis_that_is_flushed_silent_or_dead_costs_time_and_nothing_else() ->
     );
     ids.extend(produced.ids);
     each_ran_once(&cluster, &api, &ids, ALL_DONE).await
+}
+
+/// Whoever looks at a job sees that nobody leads, instead of a word about workers.
+async fn says_why_it_waits(api: &Api) -> Result<()> {
+    let path = format!("/openapi/jobs/{}", api.submit(&ledger(0)).await?);
+    eventually("the reason names the leader", LONG, async || {
+        let reason = api.get(&path).await?["waitingReason"].to_string();
+        Ok(reason.contains("no dispatcher has led since").then_some(()))
+    })
+    .await
 }
 
 /// A job that is submitted now runs.
