@@ -8,16 +8,26 @@
 # The end-to-end tests that start servers of their own.
 readonly CLUSTER_TESTS=(cluster crash_points)
 
-# Runs every suite on the services of this system, then on those of the other one.
+# Runs every suite on the services of this system, then on those of the other one; or on `old` or `new` ones alone.
 run_matrix() {
-    local sid
-    sid="$(newer_system)" || die 'no newer system for the matrix'
+    local which=${1:-all}
+    [[ $which == @(all|old|new) ]] || die "./test matrix takes \`old\` or \`new\`, not \`$which\`"
     use_program
     use_pika
+    [[ $which == new ]] || run_on_this_system
+    [[ $which == old ]] || run_on_newer_system
+}
+
+run_on_this_system() {
     echo "-- MariaDB, Redis and RabbitMQ of this system"
     use_services_of_this_system
     run_suites
     unset ISOCOST_TEST_MYSQL_URL ISOCOST_TEST_REDIS_URL ISOCOST_TEST_AMQP_URL
+}
+
+run_on_newer_system() {
+    local sid
+    sid="$(newer_system)" || die 'no newer system for the matrix'
     echo "-- MySQL, Redis and RabbitMQ of Debian unstable"
     use_mysql_of "$sid"
     use_redis_of "$sid"
@@ -71,11 +81,15 @@ apt_mirror() {
     echo "${mirror:-http://deb.debian.org/debian}"
 }
 
+# in_other SYSTEM COMMAND...: our folder for temporary files is not there. (In the background it would be a shell of its own,
+# with the server as its child: there the command stands by itself.)
+in_other() { env -u TMPDIR chroot "$@"; }
+
 # start_in_other SYSTEM NAME READY COMMAND...: starts a server of the other system; its folder is /tmp/NAME there.
 start_in_other() {
     local system=$1 name=$2 ready=$3
     shift 3
-    chroot "$system" "$@" >"$scratch/$name.log" 2>&1 </dev/null &
+    env -u TMPDIR chroot "$system" "$@" >"$scratch/$name.log" 2>&1 </dev/null &
     started+=($!)
     says "$scratch/$name.log" "$ready" $!
 }
@@ -93,7 +107,7 @@ use_mysql_of() {
     others+=("$system$folder")
     password="$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')"
     mkdir "$system$folder/tmp"
-    chroot "$system" mysqld --no-defaults --initialize-insecure --user=root --datadir="$folder/data" \
+    in_other "$system" mysqld --no-defaults --initialize-insecure --user=root --datadir="$folder/data" \
         >"$scratch/mysql-install.log" 2>&1 || die "mysqld cannot be set up: $(tail -n 5 "$scratch/mysql-install.log")"
     cat >"$system$folder/users.sql" <<SQL
 create user isocost@'127.0.0.1' identified by '$password';
@@ -107,7 +121,7 @@ SQL
         --innodb-flush-log-at-trx-commit=2 --skip-log-bin ||
         die "MySQL does not start: $(tail -n 5 "$scratch/mysql.log")"
     export ISOCOST_TEST_MYSQL_URL="mysql://isocost:$password@127.0.0.1:$port/"
-    echo "$(chroot "$system" mysqld --version | sed 's/ for .*//') answers on port $port"
+    echo "$(in_other "$system" mysqld --version | sed 's/ for .*//') answers on port $port"
 }
 
 use_redis_of() {
@@ -122,7 +136,7 @@ use_redis_of() {
         bash -c 'exec -a redis-server redis-check-rdb "$1"' - "$folder/redis.conf" ||
         die "Redis does not start: $(tail -n 5 "$scratch/redis-new.log")"
     export ISOCOST_TEST_REDIS_URL="redis://:$password@127.0.0.1:$port/"
-    echo "Redis $(chroot "$system" redis-cli --version | cut -d' ' -f2) answers on port $port"
+    echo "Redis $(in_other "$system" redis-cli --version | cut -d' ' -f2) answers on port $port"
 }
 
 # As in ./test. Tests that need a node of their own take it from this system.
@@ -135,7 +149,7 @@ use_rabbitmq_of() {
     name_port="$(free_port)"
     echo '[].' >"$system$folder/plugins"
     echo "listeners.tcp.1 = 127.0.0.1:$port" >"$system$folder/rabbitmq.conf"
-    chroot "$system" epmd -address 127.0.0.1 -port "$name_port" >"$scratch/epmd-new.log" 2>&1 </dev/null &
+    env -u TMPDIR chroot "$system" epmd -address 127.0.0.1 -port "$name_port" >"$scratch/epmd-new.log" 2>&1 </dev/null &
     started+=($!)
     start_in_other "$system" rabbitmq-new 'Starting broker.*completed' \
         env RUNNING_UNDER_SYSTEMD=true HOME="$folder/home" RABBITMQ_NODENAME="isocost-$port@localhost" \

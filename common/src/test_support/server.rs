@@ -83,6 +83,8 @@ impl Place {
                 let mut command = Command::new("chroot");
                 // The shell, because only it starts a program under another name.
                 command.arg(root).args(["/bin/bash", "-c"]);
+                // Ours is not there.
+                command.env_remove("TMPDIR");
                 command.arg(format!(r#"exec -a {name} {program} "$@""#)).arg(name);
                 command
             }
