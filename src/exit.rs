@@ -1,5 +1,6 @@
 //! How a command that did not succeed ends: its text and its exit code.
 
+use crate::out::visible;
 use std::{fmt, process::ExitCode};
 
 /// What every `--help` says about exit codes.
@@ -10,7 +11,8 @@ Exit codes:
   2  wrong arguments, input or configuration
   3  the server cannot be reached, or does not answer
   4  the server refused the request
-  5  `job wait`: the time ran out first";
+  5  `job wait`: the time ran out first
+  130  interrupted: by Ctrl-C while `job wait` or `job logs --follow` waited, or told to stop twice";
 
 /// Why the process ends with a code other than 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +27,8 @@ pub(crate) enum Reason {
     Refused,
     /// The time of a wait ran out.
     TimedOut,
+    /// Somebody had enough of waiting.
+    Interrupted,
 }
 
 /// An error together with the exit code that a script can act on.
@@ -54,7 +58,23 @@ impl Failure {
             Reason::Unreachable => 3,
             Reason::Refused => 4,
             Reason::TimedOut => 5,
+            // That of a shell for a program ended by SIGINT.
+            Reason::Interrupted => 130,
         })
+    }
+
+    /// True when the server said no: the same request would be refused again.
+    pub(crate) fn is_refusal(&self) -> bool {
+        self.reason == Reason::Refused
+    }
+
+    /// What standard error says about it. Part of it may be text of others.
+    pub(crate) fn told(&self) -> String {
+        let text = visible(&self.to_string());
+        match self.reason {
+            Reason::Interrupted => text,
+            _ => format!("error: {text}"),
+        }
     }
 }
 

@@ -32,7 +32,7 @@ async fn main() -> ExitCode {
     match cli::run(command).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {failure}");
+            eprintln!("{}", failure.told());
             failure.code()
         }
     }

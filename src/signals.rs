@@ -1,6 +1,7 @@
 //! Stop signals.
 
-use anyhow::Context;
+use crate::exit::{Failure, Reason};
+use anyhow::{Context, anyhow};
 use std::process;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -25,6 +26,21 @@ where
     let outcome = work(stop).await;
     listener.abort();
     outcome
+}
+
+/// Waits with `work`, which only looks on, until SIGINT; `goes_on` then says what the signal has not stopped.
+///
+/// # Errors
+/// Whatever `work` returns, or [`Reason::Interrupted`].
+pub(crate) async fn unless_interrupted(
+    work: impl Future<Output = Result<(), Failure>>,
+    goes_on: impl FnOnce() -> String,
+) -> Result<(), Failure> {
+    let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
+    tokio::select! {
+        outcome = work => outcome,
+        _ = interrupt.recv() => Err(Failure::new(Reason::Interrupted, anyhow!(goes_on()))),
+    }
 }
 
 async fn listen(mut terminate: Signal, mut interrupt: Signal, stop: CancellationToken) {

@@ -9,7 +9,7 @@ use crate::{
 };
 use axum::{Json, extract::State};
 use isocost_common::{
-    schedule::{CronDialect, CronSchedule},
+    schedule::{CronDialect, CronSchedule, ScheduleError, parse_time_zone},
     time::EpochMillis,
 };
 use serde::Serialize;
@@ -59,19 +59,20 @@ pub(crate) async fn next(
     });
     let from = query.instant("from").unwrap_or_else(|| state.store().now());
     let count = query.integer("count", 1..=100).unwrap_or(5);
-    let schedule = match &expr {
-        None => {
-            query.refuse("expr", "parameter.required", "expr is required");
-            None
-        }
-        Some(expr) => match CronSchedule::parse(expr, dialect, &zone) {
-            Ok(schedule) => Some(schedule),
-            Err(error) => {
-                query.refuse(error.field().unwrap_or("expr"), error.code(), &error.to_string());
-                None
-            }
-        },
+    let mut refuse = |error: ScheduleError| {
+        query.refuse(error.field().unwrap_or("expr"), error.code(), &error.to_string());
     };
+    let zone = parse_time_zone(&zone).map_err(&mut refuse).ok();
+    // The expression is judged also when the zone is wrong, so that both are told at once.
+    let judged_in = zone.map_or("UTC", |zone| zone.name());
+    let schedule = expr.as_ref().and_then(|expr| {
+        CronSchedule::parse(expr, dialect, judged_in)
+            .map_err(&mut refuse)
+            .ok()
+    });
+    if expr.is_none() {
+        query.refuse("expr", "parameter.required", "expr is required");
+    }
     query.close()?;
     // Without a schedule the query was refused just above.
     let schedule = schedule.ok_or_else(Problem::internal)?;

@@ -3,7 +3,7 @@
 
 use crate::{
     access::{Authorized, Read},
-    input::QueryText,
+    input::{Findings, QueryText},
     problem::Problem,
     state::ApiState,
 };
@@ -98,10 +98,7 @@ pub(crate) async fn stream(
     query: QueryText,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
     query.close()?;
-    let after = match headers
-        .get("last-event-id")
-        .and_then(|id| id.to_str().ok()?.parse().ok())
-    {
+    let after = match last_seen(&headers)? {
         Some(seq) => seq,
         None => listing::newest_transition(&mut *state.store().reader().await?).await?,
     };
@@ -117,6 +114,22 @@ pub(crate) async fn stream(
         Some((Ok(event), feed))
     });
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(Duration::from_secs(15))))
+}
+
+/// The event that the client saw last. Passing over one that cannot be read would leave a gap that nobody notices.
+fn last_seen(headers: &HeaderMap) -> Result<Option<i64>, Problem> {
+    let Some(given) = headers.get("last-event-id") else {
+        return Ok(None);
+    };
+    let seq: Option<i64> = given.to_str().ok().and_then(|id| id.trim().parse().ok());
+    let mut findings = Findings::default();
+    let seq = seq.filter(|seq| *seq >= 0);
+    if seq.is_none() {
+        let what = "the header Last-Event-ID must be the `id` of an event of this stream, a whole number; leave it out \
+                    to begin with what happens next";
+        findings.parameter("Last-Event-ID", "parameter.invalid", what);
+    }
+    findings.into_result(Some(seq))
 }
 
 /// One client's place in the table.

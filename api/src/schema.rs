@@ -48,7 +48,7 @@ pub struct OnceTrigger {
     #[serde(rename = "type")]
     #[schema(schema_with = once_type)]
     pub kind: OnceType,
-    /// When. Excludes `delayMs`.
+    /// When. In the past it is due at once, which a warning says. Excludes `delayMs`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime)]
     pub at: Option<String>,

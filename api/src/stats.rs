@@ -10,6 +10,7 @@ use axum::{Json, extract::State};
 use isocost_common::{
     execution::ExecutionStatus,
     store::stats::{self, OutcomeCount, Timing},
+    time::EpochMillis,
 };
 use serde::Serialize;
 use std::{collections::BTreeMap, time::Duration};
@@ -46,13 +47,13 @@ pub(crate) struct Group {
     finished: BTreeMap<&'static str, i64>,
     /// How many ended in a second, over the window.
     per_second: f64,
-    /// From planned to due-and-made: how late the trigger was.
+    /// From planned, or submitted if that was later, to made: how late the trigger was.
     lateness_ms: Percentiles,
-    /// From due to start.
+    /// From due, or submitted if that was later, to start.
     queue_wait_ms: Percentiles,
     /// From start to end.
     run_ms: Percentiles,
-    /// From planned to end.
+    /// From planned, or submitted if that was later, to end.
     total_ms: Percentiles,
 }
 
@@ -89,6 +90,13 @@ impl Percentiles {
     }
 }
 
+/// The earliest instant at which what was planned could be done: a job may be submitted for an instant in the past.
+fn possible(planned: EpochMillis, timing: &Timing) -> EpochMillis {
+    timing
+        .submitted_at
+        .map_or(planned, |submitted| planned.max(submitted))
+}
+
 impl Group {
     fn of(outcomes: &[&OutcomeCount], timings: &[&Timing], window: Duration) -> Self {
         let mut finished = BTreeMap::new();
@@ -104,10 +112,10 @@ impl Group {
         Self {
             finished,
             per_second: f64::from(count) / window.as_secs_f64(),
-            lateness_ms: between(|t| Some(t.created_at.0 - t.scheduled_time.0)),
-            queue_wait_ms: between(|t| Some(t.started_at?.0 - t.due_at?.0)),
+            lateness_ms: between(|t| Some(t.created_at.0 - possible(t.scheduled_time, t).0)),
+            queue_wait_ms: between(|t| Some(t.started_at?.0 - possible(t.due_at?, t).0)),
             run_ms: between(|t| Some(t.finished_at.0 - t.started_at?.0)),
-            total_ms: between(|t| Some(t.finished_at.0 - t.scheduled_time.0)),
+            total_ms: between(|t| Some(t.finished_at.0 - possible(t.scheduled_time, t).0)),
         }
     }
 

@@ -20,7 +20,7 @@ const RETRY: Duration = Duration::from_millis(500);
 #[derive(Debug, Args)]
 #[command(
     after_help = "Run it once before the roles of a new version start; several at a time wait for each other. The first \
-                  run makes the first app, and shows its admin key: it cannot be shown again."
+                  run makes the first app, and shows its admin key and its webhook secret: they cannot be shown again."
 )]
 pub(crate) struct MigrateArgs {
     #[command(flatten)]
@@ -28,6 +28,9 @@ pub(crate) struct MigrateArgs {
     /// Write a new admin key to this file (mode 0600) instead of printing it, when one is made
     #[arg(long, value_name = "FILE")]
     admin_key_file: Option<PathBuf>,
+    /// Write the first webhook secret to this file (mode 0600) instead of printing it, when one is made
+    #[arg(long, value_name = "FILE")]
+    webhook_secret_file: Option<PathBuf>,
 }
 
 pub(super) async fn run(args: &MigrateArgs) -> Result<(), Failure> {
@@ -37,7 +40,7 @@ pub(super) async fn run(args: &MigrateArgs) -> Result<(), Failure> {
     let store = connect(&options, patience)
         .await
         .context("connecting to the database; store.url or ISOCOST__STORE__URL says which")?;
-    let outcome = migrate(&store, args.admin_key_file.as_deref()).await;
+    let outcome = migrate(&store, args).await;
     store.close().await;
     outcome
 }
@@ -56,30 +59,44 @@ async fn connect(options: &StoreOptions, patience: Duration) -> Result<Store, St
     }
 }
 
-async fn migrate(store: &Store, key_file: Option<&Path>) -> Result<(), Failure> {
+async fn migrate(store: &Store, args: &MigrateArgs) -> Result<(), Failure> {
     migrations::run(store).await.context("migrating the tables")?;
     out::line("the tables are up to date")?;
     let first = apps::ensure_first_app(store)
         .await
         .context("making the first app")?;
-    match (first.admin_key, key_file) {
+    let shown = [
+        show_once("admin key", first.admin_key, args.admin_key_file.as_deref()),
+        show_once(
+            "webhook secret",
+            first.webhook_secret,
+            args.webhook_secret_file.as_deref(),
+        ),
+    ];
+    // One that cannot be written must not take the other one along.
+    shown.into_iter().collect()
+}
+
+/// Prints a secret that was just made, or writes it where only its owner can read it.
+fn show_once(what: &str, secret: Option<String>, file: Option<&Path>) -> Result<(), Failure> {
+    match (secret, file) {
         (None, _) => Ok(()),
-        (Some(key), None) => out::line(format!("admin key, shown only now: {key}")),
-        (Some(key), Some(file)) => {
-            write_key(file, &key)
-                .with_context(|| format!("writing {}; the new admin key is {key}", file.display()))?;
-            out::line(format!("the admin key is in {}", file.display()))
+        (Some(secret), None) => out::line(format!("{what}, shown only now: {secret}")),
+        (Some(secret), Some(file)) => {
+            write_secret(file, &secret)
+                .with_context(|| format!("writing {}; the new {what} is {secret}", file.display()))?;
+            out::line(format!("the {what} is in {}", file.display()))
         }
     }
 }
 
-fn write_key(file: &Path, key: &str) -> std::io::Result<()> {
+fn write_secret(file: &Path, secret: &str) -> std::io::Result<()> {
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(true)
         .mode(0o600)
         .open(file)?;
-    writeln!(file, "{key}")?;
+    writeln!(file, "{secret}")?;
     file.sync_all()
 }

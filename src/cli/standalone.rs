@@ -20,7 +20,7 @@ pub(crate) struct StandaloneArgs {
     /// Folder of the database and the admin key; created when missing
     #[arg(long, value_name = "FOLDER", default_value = "./isocost-data")]
     data: PathBuf,
-    /// Submit a few sample jobs and show what happens to them
+    /// Submit a few sample jobs and show what happens to them; the one that repeats is the same at every start
     #[arg(long)]
     demo: bool,
     #[command(flatten)]
@@ -80,6 +80,9 @@ fn print_first_lines(started: &Started, data: &Path) {
         );
     } else {
         println!("  admin key      in {key_file}");
+    }
+    if let Some(secret) = &started.webhook_secret {
+        println!("  webhook secret {secret} (shown once; signs the callbacks)");
     }
     if started.key_file_was_open {
         println!(

@@ -2,7 +2,8 @@
 
 use super::receiver::Callback;
 use crate::client::Client;
-use anyhow::Context;
+use crate::out::visible;
+use anyhow::{Context, bail};
 use serde_json::Value;
 use std::collections::HashMap;
 
@@ -27,22 +28,25 @@ impl Progress {
         self.jobs.push((job, name));
     }
 
+    /// Leaves out what a job did before.
+    pub(super) async fn pass_over(&mut self, client: &Client, job: &str) -> anyhow::Result<()> {
+        for execution in newest(client, job).await? {
+            if execution["finishedAt"].is_string() {
+                let printed = self.printed.entry(id_of(&execution)?).or_default();
+                printed.ended = true;
+            }
+        }
+        Ok(())
+    }
+
     /// Prints the steps that are new since the last call.
     pub(super) async fn show_news(&mut self, client: &Client) -> anyhow::Result<()> {
         for (job, name) in &self.jobs {
-            let path = format!("/openapi/jobs/{job}/executions");
-            let page = read(client, &path, &[("pageSize", PAGE.to_owned())]).await?;
-            let executions = page["items"].as_array().context("the answer has no items")?;
-            for execution in executions.iter().rev() {
-                let id = execution["executionId"]
-                    .as_str()
-                    .context("an execution has no id")?;
-                if self.printed.get(id).is_none_or(|printed| !printed.ended) {
+            for execution in newest(client, job).await?.iter().rev() {
+                let id = id_of(execution)?;
+                if self.printed.get(&id).is_none_or(|printed| !printed.ended) {
                     let execution = read(client, &format!("/openapi/executions/{id}"), &[]).await?;
-                    self.printed
-                        .entry(id.to_owned())
-                        .or_default()
-                        .print_new(name, &execution);
+                    self.printed.entry(id).or_default().print_new(name, &execution);
                 }
             }
         }
@@ -79,10 +83,25 @@ fn line(name: &str, step: &Value) -> String {
     format!(
         "{at}  {name:<17} {:<19} {worker:<14} {}",
         text("step"),
-        text("message")
+        visible(text("message"))
     )
     .trim_end()
     .to_owned()
+}
+
+/// The newest executions of a job, newest first.
+async fn newest(client: &Client, job: &str) -> anyhow::Result<Vec<Value>> {
+    let path = format!("/openapi/jobs/{job}/executions");
+    let mut page = read(client, &path, &[("pageSize", PAGE.to_owned())]).await?;
+    match page["items"].take() {
+        Value::Array(items) => Ok(items),
+        _ => bail!("the answer has no items"),
+    }
+}
+
+fn id_of(execution: &Value) -> anyhow::Result<String> {
+    let id = execution["executionId"].as_str();
+    Ok(id.context("an execution has no id")?.to_owned())
 }
 
 pub(super) fn print_callback(callback: &Callback) {

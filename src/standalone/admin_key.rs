@@ -24,6 +24,8 @@ pub(super) struct AdminKey {
     pub(super) text: String,
     pub(super) file: PathBuf,
     pub(super) is_new: bool,
+    /// What webhooks are signed with, when the first app was made just now.
+    pub(super) webhook_secret: Option<String>,
     /// Others than the owner could read or write the file, and cannot any more.
     pub(super) file_was_open: bool,
 }
@@ -54,6 +56,7 @@ pub(super) async fn ensure(store: &Store, data: &Path) -> Result<AdminKey, Error
             text,
             file,
             is_new: true,
+            webhook_secret: first.webhook_secret,
             file_was_open: false,
         });
     }
@@ -65,6 +68,7 @@ pub(super) async fn ensure(store: &Store, data: &Path) -> Result<AdminKey, Error
                 text,
                 file,
                 is_new: false,
+                webhook_secret: None,
                 file_was_open,
             });
         }
@@ -92,6 +96,7 @@ pub(super) async fn ensure(store: &Store, data: &Path) -> Result<AdminKey, Error
         text: issued.text,
         file,
         is_new: true,
+        webhook_secret: None,
         file_was_open: false,
     })
 }

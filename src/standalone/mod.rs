@@ -54,6 +54,8 @@ pub struct Started {
     pub admin_key_file: PathBuf,
     /// True when the key was made by this start.
     pub key_is_new: bool,
+    /// What webhooks are signed with, when it was made by this start; it is not shown again.
+    pub webhook_secret: Option<String>,
     /// True when others could read the key's file before this start, and cannot any more.
     pub key_file_was_open: bool,
     /// Callbacks may go to loopback addresses.
@@ -149,6 +151,7 @@ impl Standalone {
             admin_key: key.text,
             admin_key_file: key.file,
             key_is_new: key.is_new,
+            webhook_secret: key.webhook_secret,
             key_file_was_open: key.file_was_open,
             loopback_callbacks: address.ip().is_loopback(),
         });

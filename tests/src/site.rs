@@ -22,6 +22,7 @@ pub struct Site {
     port: u16,
     environment: Vec<(String, String)>,
     with_ledger: bool,
+    flags: Vec<String>,
 }
 
 impl Site {
@@ -40,6 +41,7 @@ impl Site {
             port: free_port(),
             environment: Vec::new(),
             with_ledger: false,
+            flags: Vec::new(),
         })
     }
 
@@ -58,6 +60,13 @@ impl Site {
     #[must_use]
     pub fn with(mut self, variable: &str, value: &str) -> Self {
         self.environment.push((variable.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// With a flag of the command line, such as `--demo`.
+    #[must_use]
+    pub fn with_flag(mut self, flag: &str) -> Self {
+        self.flags.push(flag.to_owned());
         self
     }
 
@@ -110,6 +119,7 @@ impl Site {
                 "--data",
             ])
             .arg(self.data())
+            .args(&self.flags)
             .env("ISOCOST_LEDGER_FILE", self.ledger_path())
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(self.folder.path())
@@ -253,6 +263,20 @@ impl Process {
         Ok(fs::read_to_string(&self.output)?)
     }
 
+    /// `isocost job …` as its administrator.
+    #[must_use]
+    pub fn client(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(isocost());
+        command
+            .arg("job")
+            .args(arguments)
+            .env("ISOCOST_SERVER", self.api.base())
+            .env("ISOCOST_KEY", self.api.key())
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        command
+    }
+
     /// The running program without the rest.
     #[must_use]
     pub fn into_life(self) -> Life {
@@ -287,7 +311,8 @@ impl Process {
 }
 
 /// The `isocost` program: `ISOCOST_BIN`, else what was built beside the test.
-pub(crate) fn isocost() -> PathBuf {
+#[must_use]
+pub fn isocost() -> PathBuf {
     env::var_os("ISOCOST_BIN").map_or_else(|| beside_this_test("isocost"), PathBuf::from)
 }
 

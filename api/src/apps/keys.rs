@@ -159,7 +159,9 @@ fn read_scopes(value: &Value<'_>, findings: &mut Findings) -> Option<Vec<Scope>>
         findings.push(value.error("array.empty", "must name at least one scope"));
     }
     let choices = Scope::ALL.map(|scope| (scope.name(), scope));
-    items.iter().map(|item| item.choice(&choices, findings)).collect()
+    // Each is read before the first wrong one counts, so that all are named.
+    let scopes: Vec<_> = items.iter().map(|item| item.choice(&choices, findings)).collect();
+    scopes.into_iter().collect()
 }
 
 /// Revokes a key. Other processes may accept it for five seconds more.

@@ -57,6 +57,9 @@ pub(crate) struct AppView {
     /// When it was made.
     #[schema(value_type = String, format = DateTime)]
     created_at: EpochMillis,
+    /// `whsec_…`: its first webhook secret. Shown only when the app is made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    webhook_secret: Option<String>,
 }
 
 impl From<App> for AppView {
@@ -68,6 +71,7 @@ impl From<App> for AppView {
             max_pending_jobs: app.max_pending_jobs,
             max_running_executions: app.max_running_executions,
             created_at: app.created_at,
+            webhook_secret: None,
         }
     }
 }
@@ -124,7 +128,7 @@ pub(crate) async fn list(
     Ok(listed(apps::list(&mut *state.store().reader().await?).await?))
 }
 
-/// Makes an app.
+/// Makes an app with its first webhook secret, which is shown in this answer only.
 #[utoipa::path(
     post, path = "/openapi/apps", operation_id = "createApp", tag = "apps", security(("key" = ["admin"])), request_body = AppRequest,
     responses((status = 201, body = AppView), crate::routes::SteerProblems)
@@ -142,13 +146,20 @@ pub(crate) async fn create(
         .transact(|| async {
             let mut tx = state.store().begin().await?;
             apps::insert(&mut tx, &app).await?;
-            apps::create_webhook_secret(&mut tx, app.id, now).await?;
+            let signing = apps::create_webhook_secret(&mut tx, app.id, now).await?;
             audit::append(&mut tx, &by).await?;
-            tx.commit().await
+            tx.commit().await?;
+            Ok(signing)
         })
         .await;
     match stored {
-        Ok(()) => Ok((StatusCode::CREATED, Json(AppView::from(app))).into_response()),
+        Ok(signing) => {
+            let view = AppView {
+                webhook_secret: Some(signing.secret),
+                ..app.into()
+            };
+            Ok((StatusCode::CREATED, Json(view)).into_response())
+        }
         Err(StoreError::Duplicate(_)) => {
             Err(Problem::conflict("app.name-taken", "another app has this name"))
         }

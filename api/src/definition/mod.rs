@@ -97,13 +97,14 @@ impl Definition {
     /// [`Problem`] 400 with everything that is wrong.
     pub(crate) fn read(body: &RawValue, rules: Rules<'_>) -> Result<Self, Problem> {
         let mut findings = Findings::default();
-        let definition = Self::read_object(&Value::root(body), rules, &mut findings);
+        let definition = Self::read_with(body, rules, &mut findings);
         findings.into_result(definition)
     }
 
-    /// A field that is absent has its default. One that is wrong has been recorded, so what stands for it is not used.
-    fn read_object(value: &Value<'_>, rules: Rules<'_>, findings: &mut Findings) -> Option<Self> {
-        let mut object = Object::open(value, findings)?;
+    /// Reads a body, beside other findings. A field that is absent has its default. One that is wrong has been recorded,
+    /// so what stands for it is not used.
+    pub(crate) fn read_with(body: &RawValue, rules: Rules<'_>, findings: &mut Findings) -> Option<Self> {
+        let mut object = Object::of_body(body, findings)?;
         let client_request_id = object
             .take("clientRequestId")
             .and_then(|value| read_key(&value, findings));
@@ -117,11 +118,7 @@ impl Definition {
             Some(value) => read_params(&value, rules.max_params_bytes, findings),
             None => Some(RawJson::null()),
         };
-        let window = Window {
-            start_at: object.take("startAt").and_then(|value| value.instant(findings)),
-            end_at: object.take("endAt").and_then(|value| value.instant(findings)),
-        };
-        check_window(&object, window, rules, findings);
+        let window = read_window(&mut object, rules, findings);
         let mut warnings = Vec::new();
         let planned = trigger::read(&mut object, window, rules, &mut warnings, findings);
         let priority = optional_integer(&mut object, "priority", 0..=i64::from(MAX_PRIORITY), findings);
@@ -142,13 +139,19 @@ impl Definition {
             .and_then(|value| callback_url::read(&value, rules.egress, findings));
         object.close(findings);
         let (trigger, first_firing) = planned?;
+        warnings.extend(trigger::in_past(
+            &trigger,
+            first_firing,
+            start_deadline_ms,
+            rules.now,
+        ));
         Some(Self {
             client_request_id,
             name: name?,
             handler: handler?,
             params: params?,
             trigger,
-            window,
+            window: window?,
             first_firing,
             priority: priority
                 .and_then(|p| u8::try_from(p).ok())
@@ -274,16 +277,29 @@ pub(crate) fn read_params(value: &Value<'_>, most: usize, findings: &mut Finding
     RawJson::parse(text.to_owned()).ok()
 }
 
-fn check_window(object: &Object<'_>, window: Window, rules: Rules<'_>, findings: &mut Findings) {
-    if let (Some(start), Some(end)) = (window.start_at, window.end_at)
-        && end < start
-    {
-        let what = "endAt must not be before startAt".to_owned();
-        findings.push(object.error_at("endAt", "window.backwards", what));
-    } else if !rules.revises && window.end_at.is_some_and(|end| end <= rules.now) {
-        let what = format!("endAt must be in the future; now it is {}", rules.now);
-        findings.push(object.error_at("endAt", "window.over", what));
-    }
+/// None when something is wrong with it: what fires in it is then not judged, so that one fault is told once.
+fn read_window(object: &mut Object<'_>, rules: Rules<'_>, findings: &mut Findings) -> Option<Window> {
+    let mut instant = |name| match object.take(name) {
+        Some(value) => value.instant(findings).map(Some),
+        None => Some(None),
+    };
+    let (start_at, end_at) = (instant("startAt"), instant("endAt"));
+    let window = Window {
+        start_at: start_at?,
+        end_at: end_at?,
+    };
+    let (code, what) = match (window.start_at, window.end_at) {
+        (Some(start), Some(end)) if end < start => {
+            ("window.backwards", "endAt must not be before startAt".to_owned())
+        }
+        (_, Some(end)) if !rules.revises && end <= rules.now => {
+            let what = format!("endAt must be in the future; now it is {}", rules.now);
+            ("window.over", what)
+        }
+        _ => return Some(window),
+    };
+    findings.push(object.error_at("endAt", code, what));
+    None
 }
 
 fn optional_integer(

@@ -25,17 +25,20 @@ pub(super) fn retry(object: &mut Object<'_>, findings: &mut Findings) -> RetryPo
     else {
         return default;
     };
+    let initial_ms = fields
+        .take("initialMs")
+        .map(|value| value.integer(0..=MAX_DURATION_MS, findings));
     let mut integer = |name, range, findings: &mut Findings| {
         fields.take(name).and_then(|value| value.integer(range, findings))
     };
     let max_attempts = integer("maxAttempts", 1..=100, findings);
-    let initial_ms = integer("initialMs", 0..=MAX_DURATION_MS, findings);
     let max_ms = integer("maxMs", 0..=MAX_DURATION_MS, findings);
     let backoff = fields
         .take("backoff")
         .and_then(|value| value.choice(&BACKOFFS, findings));
-    let initial_or_default = initial_ms.unwrap_or(default.initial_ms);
-    if max_ms.is_some_and(|max| max < initial_or_default) {
+    let initial_is_wrong = initial_ms == Some(None);
+    let initial_or_default = initial_ms.flatten().unwrap_or(default.initial_ms);
+    if !initial_is_wrong && max_ms.is_some_and(|max| max < initial_or_default) {
         let what = format!("maxMs must be at least initialMs ({initial_or_default})");
         findings.push(fields.error_at("maxMs", "retry.max-below-initial", what));
     }

@@ -195,8 +195,10 @@ fn read_before(value: &Value<'_>, findings: &mut Findings) -> Option<JobId> {
 
 fn read_filter(value: &Value<'_>, caller: &Caller, findings: &mut Findings) -> Option<JobFilter> {
     let mut object = Object::open(value, findings)?;
+    let mut is_empty = true;
     let mut text = |name, findings: &mut Findings| {
         let value = object.take(name)?;
+        is_empty = false;
         Some((value.string(findings)?, value))
     };
     let status = text("status", findings);
@@ -204,7 +206,7 @@ fn read_filter(value: &Value<'_>, caller: &Caller, findings: &mut Findings) -> O
     let name = text("name", findings);
     let label = text("label", findings);
     object.close(findings);
-    if status.is_none() && handler.is_none() && name.is_none() && label.is_none() {
+    if is_empty {
         findings.push(value.error(
             "filter.empty",
             "must have a condition, so that not all jobs are meant by accident",

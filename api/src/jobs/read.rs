@@ -278,10 +278,10 @@ fn read_ids(value: &crate::input::Value<'_>, findings: &mut Findings) -> Option<
     }
     let mut ids: Vec<JobId> = Vec::with_capacity(items.len());
     for item in items {
-        match item.string(findings)?.parse() {
-            Ok(id) if !ids.contains(&id) => ids.push(id),
-            Ok(_) => {}
-            Err(_) => findings.push(item.error("id.invalid", "must hold UUIDs")),
+        match item.string(findings).map(|text| text.parse()) {
+            Some(Ok(id)) if !ids.contains(&id) => ids.push(id),
+            Some(Err(_)) => findings.push(item.error("id.invalid", "must hold UUIDs")),
+            Some(Ok(_)) | None => {}
         }
     }
     Some(ids)

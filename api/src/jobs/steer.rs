@@ -315,13 +315,6 @@ fn revise(state: &ApiState, job: &JobRow, patch: &RawValue) -> Result<JobRow, Pr
         );
         return Err(Problem::conflict("job.wrong-status", detail));
     }
-    refuse_fixed_fields(patch)?;
-    let unwritable = |cause: serde_json::Error| {
-        error!(job.id = %job.id, %cause, "a stored job cannot be written as JSON");
-        Problem::internal()
-    };
-    let text = text_of(job).map_err(unwritable)?;
-    let merged = merge_patch(&text, patch, &["trigger"]).map_err(unwritable)?;
     let now = state.store().now();
     let rules = Rules {
         now,
@@ -330,7 +323,12 @@ fn revise(state: &ApiState, job: &JobRow, patch: &RawValue) -> Result<JobRow, Pr
         max_params_bytes: state.config().api.max_params_bytes,
         egress: state.egress(),
     };
-    let revised = Definition::read(&merged, rules)?.revise(job, now);
+    let mut findings = Findings::default();
+    let definition = match merged(job, patch, &mut findings)? {
+        Some(merged) => Definition::read_with(&merged, rules, &mut findings),
+        None => None,
+    };
+    let revised = findings.into_result(definition)?.revise(job, now);
     let fired_once = matches!(job.trigger, Trigger::Once { .. }) && job.next_trigger_time.is_none();
     if fired_once && revised.next_trigger_time.is_some() {
         let detail = "the job has fired already, so its trigger cannot be changed any more; submit a new one";
@@ -339,36 +337,66 @@ fn revise(state: &ApiState, job: &JobRow, patch: &RawValue) -> Result<JobRow, Pr
     Ok(revised)
 }
 
-/// What a patch must not touch would otherwise pass as part of a submission.
-fn refuse_fixed_fields(patch: &RawValue) -> Result<(), Problem> {
-    let mut findings = Findings::default();
-    if let Some(mut object) = Object::of_body(patch, &mut findings) {
-        // Without a trigger a submission fires at once: nobody means that by taking the schedule out.
-        if object
-            .take("trigger")
-            .is_some_and(|value| value.raw().get() == "null")
-        {
+/// What a patch must not touch: it would otherwise pass as part of a submission.
+const FIXED: [&str; 4] = ["clientRequestId", "cronExpr", "timeZone", "dialect"];
+
+/// The job as a submission, with the patch applied but for the fields that it must not touch; they are recorded. None for
+/// a patch that cannot be applied.
+fn merged(job: &JobRow, patch: &RawValue, findings: &mut Findings) -> Result<Option<Box<RawValue>>, Problem> {
+    if !refuse_fixed_fields(patch, findings) {
+        return Ok(None);
+    }
+    let unwritable = |cause: serde_json::Error| {
+        error!(job.id = %job.id, %cause, "a stored job cannot be written as JSON");
+        Problem::internal()
+    };
+    let text = text_of(job).map_err(unwritable)?;
+    let merged = match merge_patch(&text, patch, &["trigger"]) {
+        Ok(merged) => merged,
+        Err(cause) => {
+            // The job's own text is valid, so it is the patch.
+            let what = format!("has a name that is not valid: {cause}");
+            findings.push(Value::root(patch).error("json.malformed", &what));
+            return Ok(None);
+        }
+    };
+    let without_fixed: Vec<String> = FIXED.iter().map(|name| format!("\"{name}\":null")).collect();
+    let without_fixed =
+        RawValue::from_string(format!("{{{}}}", without_fixed.join(","))).map_err(unwritable)?;
+    merge_patch(&merged, &without_fixed, &[])
+        .map(Some)
+        .map_err(unwritable)
+}
+
+/// False when the patch is no object.
+fn refuse_fixed_fields(patch: &RawValue, findings: &mut Findings) -> bool {
+    let Some(mut object) = Object::of_body(patch, findings) else {
+        return false;
+    };
+    // Without a trigger a submission fires at once: nobody means that by taking the schedule out.
+    if object
+        .take("trigger")
+        .is_some_and(|value| value.raw().get() == "null")
+    {
+        findings.push(FieldError {
+            pointer: Some("/trigger".into()),
+            field: "trigger".into(),
+            code: Cow::Borrowed("field.required"),
+            message: "trigger cannot be taken out; give another one, such as {\"type\": \"manual\"}, or pause the job"
+                .into(),
+        });
+    }
+    for name in FIXED {
+        if object.take(name).is_some() {
             findings.push(FieldError {
-                pointer: Some("/trigger".into()),
-                field: "trigger".into(),
-                code: Cow::Borrowed("field.required"),
-                message: "trigger cannot be taken out; give another one, such as {\"type\": \"manual\"}, or pause the \
-                          job"
-                    .into(),
+                pointer: Some(format!("/{name}")),
+                field: name.to_owned(),
+                code: Cow::Borrowed("field.fixed"),
+                message: format!("{name} cannot be patched; a schedule is changed by `trigger`"),
             });
         }
-        for name in ["clientRequestId", "cronExpr", "timeZone", "dialect"] {
-            if object.take(name).is_some() {
-                findings.push(FieldError {
-                    pointer: Some(format!("/{name}")),
-                    field: name.to_owned(),
-                    code: Cow::Borrowed("field.fixed"),
-                    message: format!("{name} cannot be patched; a schedule is changed by `trigger`"),
-                });
-            }
-        }
     }
-    findings.into_result(Some(()))
+    true
 }
 
 /// Deletes a job. Its executions stay readable until history is pruned; its clientRequestId stays taken for 24 hours.

@@ -139,6 +139,10 @@ pub(crate) struct ExecutionSummary {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub finished_at: Option<EpochMillis>,
+    /// When a cancel was requested. Until it has ended, its worker is still stopping it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub cancel_requested_at: Option<EpochMillis>,
 }
 
 impl ExecutionSummary {
@@ -156,6 +160,7 @@ impl ExecutionSummary {
             error: row.error.clone(),
             started_at: row.started_at,
             finished_at: row.finished_at,
+            cancel_requested_at: row.cancel_requested_at,
         }
     }
 }

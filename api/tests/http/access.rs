@@ -2,7 +2,11 @@
 
 use crate::served::{Answer, Served, new_app, new_key};
 use anyhow::{Context, Result, ensure};
-use isocost_common::{store::apps::Scope, test_support::TestStore};
+use isocost_common::{
+    id::AppId,
+    store::apps::{self, Scope},
+    test_support::TestStore,
+};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -11,6 +15,7 @@ isocost_common::store_tests! {
     ap01_a_key_without_the_scope_is_refused_by_every_route,
     ap01_objects_of_another_app_do_not_exist,
     a_revoked_key_stops_working_here_at_once,
+    the_webhook_secret_of_a_new_app_is_shown_once,
     an_app_over_its_rate_is_told_when_to_come_back,
 }
 
@@ -180,6 +185,24 @@ async fn a_revoked_key_stops_working_here_at_once(store: &TestStore) -> Result<(
             .status,
         401
     );
+    api.stop().await
+}
+
+async fn the_webhook_secret_of_a_new_app_is_shown_once(store: &TestStore) -> Result<()> {
+    let api = Served::on(store).await?;
+    let made = api.post("/openapi/apps", &json!({"name": "billing"})).await?;
+    assert_eq!(made.status, 201, "{}", made.text);
+    let app: AppId = made.json()["appId"].as_str().context("an id")?.parse()?;
+    let stored = apps::list_webhook_secrets(&mut *store.reader().await?, app).await?;
+    assert_eq!(stored.len(), 1);
+    assert_eq!(made.json()["webhookSecret"], json!(stored[0].secret));
+    for path in [
+        "/openapi/apps".to_owned(),
+        format!("/openapi/apps/{app}/webhook-secrets"),
+    ] {
+        let listed = api.get(&path).await?;
+        ensure!(!listed.text.contains("whsec_"), "{path}: {}", listed.text);
+    }
     api.stop().await
 }
 

@@ -2,6 +2,7 @@
 
 mod access;
 mod document;
+mod faults;
 mod nudging;
 mod protocol;
 mod reading;

@@ -17,6 +17,7 @@ use tokio::time::timeout;
 isocost_common::store_tests! {
     a_job_that_is_due_wakes_the_leader,
     events_tell_each_transition_once_and_continue_where_they_were_left,
+    a_last_event_id_that_is_none_is_refused,
     an_app_over_its_pending_limit_waits,
 }
 
@@ -103,6 +104,19 @@ async fn events_tell_each_transition_once_and_continue_where_they_were_left(stor
         .send()
         .await?;
     assert_eq!(events(again, 2).await?, seen[1..]);
+    api.stop().await
+}
+
+async fn a_last_event_id_that_is_none_is_refused(store: &TestStore) -> Result<()> {
+    let api = Served::on(store).await?;
+    for bad in ["x", "1.5", "-1", "", "99999999999999999999", "\u{e9}"] {
+        let request = api.request(Method::GET, "/openapi/events");
+        let answer = timeout(SOON, Answer::of(request.header("last-event-id", bad))).await;
+        let answer = answer.with_context(|| format!("{bad:?} was passed over"))??;
+        assert_eq!(answer.status, 400, "{bad:?}: {}", answer.text);
+        assert_eq!(answer.header("content-type"), "application/problem+json");
+        assert_eq!(answer.json()["errors"][0]["field"], "Last-Event-ID");
+    }
     api.stop().await
 }
 

@@ -166,6 +166,8 @@ pub struct FirstApp {
     pub app: AppId,
     /// The text of the admin key, when it was made just now.
     pub admin_key: Option<String>,
+    /// What its webhooks are signed with, the only time it is seen: when the app was just made.
+    pub webhook_secret: Option<String>,
 }
 
 /// The hash under which a key's text is stored. SHA-256, hex.
@@ -198,6 +200,7 @@ async fn first_app(connection: &mut Connection, now: EpochMillis) -> Result<Firs
         return Ok(FirstApp {
             app: app.id,
             admin_key: None,
+            webhook_secret: None,
         });
     }
     let app = App {
@@ -216,10 +219,11 @@ async fn first_app(connection: &mut Connection, now: EpochMillis) -> Result<Firs
         expires_at: None,
     };
     let issued = create_key(connection, admin, now).await?;
-    create_webhook_secret(connection, app.id, now).await?;
+    let signing = create_webhook_secret(connection, app.id, now).await?;
     Ok(FirstApp {
         app: app.id,
         admin_key: Some(issued.text),
+        webhook_secret: Some(signing.secret),
     })
 }
 

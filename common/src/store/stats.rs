@@ -124,6 +124,8 @@ pub struct Timing {
     pub worker: Option<String>,
     /// When it was planned for.
     pub scheduled_time: EpochMillis,
+    /// When its job was accepted: an instant before that could not be kept. None when the job is deleted.
+    pub submitted_at: Option<EpochMillis>,
     /// When the row was made.
     pub created_at: EpochMillis,
     /// When it became due.
@@ -144,9 +146,13 @@ pub async fn timings_since(
     since: EpochMillis,
     limit: i64,
 ) -> Result<Vec<Timing>, StoreError> {
+    // The jobs are looked up behind the limit: one row each, whatever else has ended.
     let rows = sqlx::query(
-        "select handler, worker_id, scheduled_time, created_at, due_at, started_at, finished_at from job_execution
-          where finished_at >= ? and +app_id = ? order by finished_at desc limit ?",
+        "select newest.handler, newest.worker_id, newest.scheduled_time, newest.created_at, newest.due_at,
+                newest.started_at, newest.finished_at, job_info.created_at as submitted_at
+           from (select job_id, handler, worker_id, scheduled_time, created_at, due_at, started_at, finished_at
+                   from job_execution where finished_at >= ? and +app_id = ? order by finished_at desc limit ?) newest
+           left join job_info on job_info.id = newest.job_id",
     )
     .bind(since.0)
     .bind(app.to_string())
@@ -160,6 +166,7 @@ pub async fn timings_since(
                 handler: row.text("handler")?,
                 worker: row.opt_text("worker_id")?,
                 scheduled_time: row.instant("scheduled_time")?,
+                submitted_at: row.opt_instant("submitted_at")?,
                 created_at: row.instant("created_at")?,
                 due_at: row.opt_instant("due_at")?,
                 started_at: row.opt_instant("started_at")?,

@@ -1,9 +1,11 @@
 //! `isocost job logs`.
 
-use super::path;
-use super::print::{Output, visible};
+use super::print::Output;
+use super::{goes_on, path};
+use crate::client::Client;
 use crate::exit::{Failure, Reason};
-use crate::{client::Client, out};
+use crate::out::{self, visible};
+use crate::signals::unless_interrupted;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use isocost_common::id::{ExecutionId, JobId};
@@ -59,6 +61,19 @@ pub(super) async fn run(client: &Client, output: Output, args: &LogsArgs) -> Res
         Some(execution) => execution,
         None => newest(client, args.job).await?,
     };
+    if args.follow {
+        unless_interrupted(read_on(client, output, execution, true), || goes_on(args.job)).await
+    } else {
+        read_on(client, output, execution, false).await
+    }
+}
+
+async fn read_on(
+    client: &Client,
+    output: Output,
+    execution: ExecutionId,
+    follow: bool,
+) -> Result<(), Failure> {
     let path = format!("openapi/executions/{execution}/logs");
     let mut after = 0;
     loop {
@@ -70,7 +85,7 @@ pub(super) async fn run(client: &Client, output: Output, args: &LogsArgs) -> Res
             print(&lines.items)?;
         }
         after = lines.next_after;
-        if lines.ended || (lines.items.is_empty() && !args.follow) {
+        if lines.ended || (lines.items.is_empty() && !follow) {
             return Ok(());
         }
         if lines.items.is_empty() {

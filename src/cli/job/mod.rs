@@ -3,6 +3,7 @@
 mod key;
 mod logs;
 mod print;
+mod steer;
 mod submit;
 mod wait;
 
@@ -15,6 +16,7 @@ use print::Output;
 use reqwest::Url;
 use serde::Serialize;
 use serde_json::value::RawValue;
+use steer::Steer;
 
 /// Which server, and what to do there.
 #[derive(Debug, Args)]
@@ -55,12 +57,12 @@ enum Action {
         /// The job
         job: JobId,
     },
-    /// Let nothing new start until it is resumed
+    /// Let a job fire no more until it is resumed; what has fired goes on
     Pause {
         /// The job
         job: JobId,
     },
-    /// Go on after a pause
+    /// Let a paused job fire again
     Resume {
         /// The job
         job: JobId,
@@ -69,7 +71,11 @@ enum Action {
     Trigger(TriggerArgs),
     /// Print what the handler logged in the newest execution of a job
     Logs(logs::LogsArgs),
-    /// Wait until a job has ended for good, and tell by the exit code how
+    /// Wait until a job has ended, and tell by the exit code how
+    ///
+    /// A one-shot has ended when it has its final status. Of a job that fires more than once (cron, fixedRate, fixedDelay,
+    /// manual, after), this waits for the execution that is open now, or else for the next one; or until the job itself is
+    /// over. To wait for a run by hand, give --execution the id that `job trigger` printed.
     Wait(wait::WaitArgs),
 }
 
@@ -115,9 +121,9 @@ pub(super) async fn run(args: JobArgs) -> Result<(), Failure> {
         Action::Submit(args) => output.object(&client.post("openapi/jobs", args.into_body()?).await?),
         Action::Get { job } => output.object(&client.get(&path(job, ""), &[]).await?),
         Action::List(args) => output.job_list(&client.get("openapi/jobs", &args.into_query()).await?),
-        Action::Cancel { job } => steer(&client, output, job, "/cancel").await,
-        Action::Pause { job } => steer(&client, output, job, "/pause").await,
-        Action::Resume { job } => steer(&client, output, job, "/resume").await,
+        Action::Cancel { job } => steer::run(&client, output, job, Steer::Cancel).await,
+        Action::Pause { job } => steer::run(&client, output, job, Steer::Pause).await,
+        Action::Resume { job } => steer::run(&client, output, job, Steer::Resume).await,
         Action::Trigger(args) => {
             let path = path(args.job, "/trigger");
             output.object(&client.post(&path, args.into_body()?).await?)
@@ -131,8 +137,11 @@ fn path(job: JobId, rest: &str) -> String {
     format!("openapi/jobs/{job}{rest}")
 }
 
-async fn steer(client: &Client, output: Output, job: JobId, action: &str) -> Result<(), Failure> {
-    output.object(&client.post(&path(job, action), "{}".to_owned()).await?)
+/// For somebody who waits no longer.
+fn goes_on(job: JobId) -> String {
+    format!(
+        "interrupted; job {job} goes on: `isocost job get {job}` shows where it stands, `isocost job cancel {job}` stops it"
+    )
 }
 
 impl ListArgs {

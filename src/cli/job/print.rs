@@ -1,6 +1,9 @@
 //! Showing answers: as they came for programs, as lines and columns for people.
 
-use crate::{exit::Failure, out};
+use crate::{
+    exit::Failure,
+    out::{self, visible},
+};
 use anyhow::Context;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, de};
@@ -17,19 +20,23 @@ pub(super) struct Output {
 impl Output {
     /// One object: a line a field, in the server's order.
     pub(super) fn object(self, text: &str) -> Result<(), Failure> {
+        self.object_without(text, &[])
+    }
+
+    /// The same without what is too long for people.
+    pub(super) fn object_without(self, text: &str, left_out: &[&str]) -> Result<(), Failure> {
         if self.json {
             return out::line(text);
         }
-        let Fields(fields) = serde_json::from_str(text).context("reading the server's answer")?;
-        let width = fields
-            .iter()
-            .map(|(name, _)| name.chars().count())
-            .max()
-            .unwrap_or(0);
-        for (name, value) in fields {
-            out::line(format_args!("{name:width$}  {}", plain(&value)))?;
+        for line in lines(text, left_out)? {
+            out::line(line)?;
         }
         Ok(())
+    }
+
+    /// The answer as it is for programs, what it means in words for people.
+    pub(super) fn words(self, text: &str, words: &str) -> Result<(), Failure> {
+        out::line(if self.json { text } else { words })
     }
 
     /// A page of jobs, a line each.
@@ -57,22 +64,42 @@ impl Output {
     }
 }
 
-/// Text without its quotes; everything else as it was sent.
-fn plain(value: &RawValue) -> String {
-    serde_json::from_str::<String>(value.get()).map_or_else(|_| value.get().to_owned(), |text| visible(&text))
-}
-
-/// Control characters as escapes: text of others must not steer the terminal.
-pub(super) fn visible(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for character in text.chars() {
-        if character.is_control() && character != '\n' && character != '\t' {
-            shown.extend(character.escape_default());
-        } else {
-            shown.push(character);
+fn lines(text: &str, left_out: &[&str]) -> Result<Vec<String>, Failure> {
+    let Fields(fields) = serde_json::from_str(text).context("reading the server's answer")?;
+    let width = fields.iter().map(|(name, _)| name.chars().count()).max();
+    let width = width.unwrap_or(0);
+    let mut lines = Vec::with_capacity(fields.len());
+    for (name, value) in fields {
+        match Warning::list(&name, &value) {
+            Some(warnings) => lines.extend(
+                warnings
+                    .iter()
+                    .map(|warning| format!("{:width$}  {}", "warning", visible(&warning.message))),
+            ),
+            None if left_out.contains(&name.as_str()) => {}
+            None => lines.push(format!("{name:width$}  {}", plain(&value))),
         }
     }
-    shown
+    Ok(lines)
+}
+
+/// Text without its quotes; everything else as it was sent.
+fn plain(value: &RawValue) -> String {
+    let text: Option<String> = serde_json::from_str(value.get()).ok();
+    visible(text.as_deref().unwrap_or(value.get()))
+}
+
+/// What the server finds worth a word about something that it took.
+#[derive(Deserialize)]
+struct Warning {
+    message: String,
+}
+
+impl Warning {
+    /// The warnings, if this is the field that has them.
+    fn list(name: &str, value: &RawValue) -> Option<Vec<Self>> {
+        (name == "warnings").then(|| serde_json::from_str(value.get()).ok())?
+    }
 }
 
 #[derive(Deserialize)]
@@ -133,7 +160,20 @@ mod tests {
     }
 
     #[test]
-    fn text_of_others_cannot_steer_the_terminal() {
-        assert_eq!(visible("日报😀\n\u{1b}[2J"), "日报😀\n\\u{1b}[2J");
+    fn warnings_are_a_line_each_and_none_without_any() {
+        let answer =
+            |warnings: &str| format!(r#"{{"jobId": "x", "replayed": false, "warnings": {warnings}}}"#);
+        let shown = lines(&answer("[]"), &[]).expect("an object");
+        assert_eq!(shown, ["jobId     x", "replayed  false"]);
+        let shown = lines(&answer(r#"[{"code": "c", "message": "m"}]"#), &["replayed"]);
+        assert_eq!(shown.expect("an object"), ["jobId     x", "warning   m"]);
+    }
+
+    #[test]
+    fn values_of_every_kind_are_visible() {
+        let text = "{\"name\": \"a\u{202e}b\", \"params\": [\"a\u{202e}b\", \"\u{9b}\"]}";
+        let shown = lines(text, &[]).expect("an object");
+        let expected = ["name    a\\u{202e}b", r#"params  ["a\u{202e}b", "\u{9b}"]"#];
+        assert_eq!(shown, expected);
     }
 }

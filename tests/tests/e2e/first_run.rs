@@ -1,8 +1,11 @@
 //! What somebody sees who starts the program for the first time.
 
-use anyhow::{Context, Result};
-use isocost_tests::jobs::{once, wait_for_end};
-use isocost_tests::site::Site;
+use anyhow::{Context, Result, ensure};
+use isocost_tests::api::items;
+use isocost_tests::jobs::{LONG, once, wait_for_end};
+use isocost_tests::patience::eventually;
+use isocost_tests::site::{Site, isocost};
+use serde_json::json;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use tokio::process::Command;
@@ -123,5 +126,98 @@ async fn the_key_is_not_in_the_log() -> Result<()> {
     let key = process.api().key().to_owned();
     process.stop().await?;
     assert!(!site.log()?.contains(&key));
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_webhook_secret_is_shown_at_the_first_start_only() -> Result<()> {
+    let site = Site::new()?;
+    for starts_before in 0..2 {
+        let process = site.start().await?;
+        let output = process.output()?;
+        assert_eq!(
+            output.contains("webhook secret whsec_"),
+            starts_before == 0,
+            "{output}"
+        );
+        process.stop().await?;
+    }
+    assert!(!site.log()?.contains("whsec_"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn migrate_shows_the_first_key_and_webhook_secret_once() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let migrate = async |database: &str, flags: &[&str]| {
+        let output = Command::new(isocost())
+            .arg("migrate")
+            .args(flags)
+            .env("ISOCOST__STORE__URL", format!("sqlite:{database}"))
+            .current_dir(folder.path())
+            .output()
+            .await?;
+        ensure!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let first = migrate("printed.db", &[]).await?;
+    ensure!(first.contains("isk_") && first.contains("whsec_"), "{first}");
+    let second = migrate("printed.db", &[]).await?;
+    ensure!(!second.contains("isk_") && !second.contains("whsec_"), "{second}");
+
+    let flags = ["--admin-key-file=key", "--webhook-secret-file=secret"];
+    let written = migrate("written.db", &flags).await?;
+    ensure!(
+        !written.contains("isk_") && !written.contains("whsec_"),
+        "{written}"
+    );
+    for (file, start) in [("key", "isk_"), ("secret", "whsec_")] {
+        let file = folder.path().join(file);
+        assert_eq!(fs::metadata(&file)?.permissions().mode() & 0o777, 0o600);
+        ensure!(
+            fs::read_to_string(&file)?.starts_with(start),
+            "{}",
+            file.display()
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_start_of_the_demo_shows_the_same_job_that_repeats() -> Result<()> {
+    let site = Site::new()?.with_flag("--demo");
+    let started = async || {
+        let process = site.start().await?;
+        let api = process.api();
+        let jobs = eventually("the demo has submitted its last job", LONG, async || {
+            let last = items(api.get("/openapi/jobs?name=nap").await?.success()?)?;
+            let submitted = process.output()?.matches("  nap ").count() > 0;
+            let repeating = items(api.get("/openapi/jobs?name=every-5").await?.success()?)?;
+            Ok((submitted && !last.is_empty()).then_some(repeating))
+        })
+        .await?;
+        anyhow::Ok((process, jobs))
+    };
+    let (process, first) = started().await?;
+    assert_eq!(first.len(), 1, "{first:?}");
+    process.stop().await?;
+
+    let (process, second) = started().await?;
+    assert_eq!(second.len(), 1, "{second:?}");
+    assert_eq!(second[0]["jobId"], first[0]["jobId"]);
+    let id = first[0]["jobId"].as_str().context("an id")?;
+    let cancel = format!("/openapi/jobs/{id}/cancel");
+    process.api().post(&cancel, &json!({})).await?.success()?;
+    process.stop().await?;
+
+    for _ in 0..2 {
+        let (process, jobs) = started().await?;
+        assert_eq!(jobs.len(), 2, "one ended, one in its place: {jobs:?}");
+        process.stop().await?;
+    }
     Ok(())
 }

@@ -6,6 +6,7 @@ mod access;
 mod big_tables;
 mod cases;
 mod checker;
+mod client;
 mod cluster;
 mod concurrency;
 mod crash;
