@@ -184,8 +184,9 @@ impl Leader {
     /// After the commit: what was placed is ours to publish, what was not waits in its class.
     fn adopt_claimed(&mut self, batch: &Batch, seated: &[(Line, Vec<usize>)], handover: Handover) {
         let lateness = metrics::histogram!("isocost_trigger_lateness_seconds");
-        for ClaimedExecution { row, .. } in &batch.executions {
-            lateness.record(row.created_at.since(row.scheduled_time).as_secs_f64());
+        for ClaimedExecution { job, row, .. } in &batch.executions {
+            let expected = row.scheduled_time.max(batch.jobs[*job].submitted_at);
+            lateness.record(row.created_at.since(expected).as_secs_f64());
             if row.status == ExecutionStatus::Pending {
                 self.backlog.waits(&row.class_key);
             }
@@ -351,7 +352,8 @@ fn new_execution(
         status,
         not_before: scheduled,
         class_key: job.class_key.clone(),
-        rank_time: rank_time(scheduled, job.priority),
+        // An instant long before the submission gives no right to go before those who wait.
+        rank_time: rank_time(scheduled.max(job.submitted_at), job.priority),
         attempt: 0,
         interruptions: 0,
         max_attempts: job.max_attempts,

@@ -84,6 +84,8 @@ pub struct DueJob {
     pub window: Window,
     /// The instant it is due for.
     pub due: EpochMillis,
+    /// When it was submitted: what was planned for an instant before that is not late by it.
+    pub submitted_at: EpochMillis,
     /// 0 to 9, higher first.
     pub priority: u8,
     /// Run time allowed, in milliseconds.
@@ -118,7 +120,7 @@ pub struct DueRow {
 }
 
 const DUE: &str = "id, app_id, version, name, handler, params, traceparent, trigger_spec, start_at, end_at, next_trigger_time, \
-     priority, timeout_ms, start_deadline_ms, retry_max_attempts, retry_backoff, misfire_policy, \
+     created_at, priority, timeout_ms, start_deadline_ms, retry_max_attempts, retry_backoff, misfire_policy, \
      misfire_max_catch_up, concurrency_policy, concurrency_key, shards, selector, class_key";
 
 /// Locks the jobs that are due, the longest due first, and the slots they need; jobs that somebody else has locked are
@@ -215,6 +217,7 @@ fn read_job(row: &Row<'_>) -> Result<DueJob, StoreError> {
             end_at: row.opt_instant("end_at")?,
         },
         due: row.instant("next_trigger_time")?,
+        submitted_at: row.instant("created_at")?,
         priority: row.number("priority")?,
         timeout_ms: row.int("timeout_ms")?,
         start_deadline_ms: row.opt_int("start_deadline_ms")?,

@@ -21,6 +21,7 @@ fn job() -> DueJob {
         traceparent: None,
         trigger: Trigger::Manual {},
         window: Window::default(),
+        submitted_at: EpochMillis(0),
         due: NOON,
         priority: 5,
         timeout_ms: 600_000,

@@ -4,8 +4,9 @@ use isocost_common::{
     id::JobId,
     job::{ConcurrencyPolicy, JobStatus, Misfire, MisfirePolicy, ParentOutcome, Trigger},
     schedule::CronDialect,
-    store::{epoch, jobs::JobRow},
+    store::{epoch, executions::rank_time, jobs::JobRow},
     test_support::{TestStore, eventually, given},
+    time::EpochMillis,
 };
 use std::{collections::HashSet, time::Duration};
 
@@ -82,6 +83,26 @@ async fn cr13_jobs_that_cannot_be_evaluated_become_invalid_and_hold_nobody_up(
     })
     .await?;
     worker.gets_nothing().await?;
+    dispatcher.stop().await
+}
+
+async fn an_instant_long_before_the_submission_gives_no_precedence(store: &TestStore) -> anyhow::Result<()> {
+    let world = World::with_long_leases(store);
+    let submitted = world.store.now();
+    let last_year = EpochMillis(submitted.0 - 365 * 86_400_000);
+    let job = JobRow {
+        trigger: Trigger::Once { at: last_year },
+        next_trigger_time: Some(last_year),
+        created_at: submitted,
+        ..world.due_job("noop")
+    };
+    let dispatcher = world.start_dispatcher();
+    world.submit(std::slice::from_ref(&job)).await?;
+    let [execution] = &world.until(job.id, &[S::Pending]).await?[..] else {
+        anyhow::bail!("not one execution");
+    };
+    assert_eq!(execution.scheduled_time, last_year);
+    assert_eq!(execution.rank_time, rank_time(submitted, job.priority));
     dispatcher.stop().await
 }
 
@@ -388,6 +409,7 @@ isocost_common::store_tests! {
     a_due_job_runs_once_and_ends,
     du02_a_thousand_jobs_due_at_one_instant_fire_once_each,
     cr13_jobs_that_cannot_be_evaluated_become_invalid_and_hold_nobody_up,
+    an_instant_long_before_the_submission_gives_no_precedence,
     cr13_a_row_without_a_next_time_is_planned_or_becomes_invalid,
     followers_of_a_job_that_completes_without_a_run_are_cancelled,
     a_recurring_job_is_armed_for_its_next_instant,

@@ -69,7 +69,8 @@ async fn a_redis_that_is_flushed_silent_or_dead_costs_time_and_nothing_else() ->
 async fn says_why_it_waits(api: &Api) -> Result<()> {
     let path = format!("/openapi/jobs/{}", api.submit(&ledger(0)).await?);
     eventually("the reason names the leader", LONG, async || {
-        let reason = api.get(&path).await?["waitingReason"].to_string();
+        let job = api.get(&path).await?.success()?;
+        let reason = job["waitingReason"].to_string();
         Ok(reason.contains("no dispatcher has led since").then_some(()))
     })
     .await
