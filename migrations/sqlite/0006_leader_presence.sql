@@ -2,7 +2,7 @@
 -- shared by everything a leader does.
 
 create table leader_presence (
-    id integer not null primary key,
+    id int not null primary key,
     seen_at bigint not null
 );
 insert into leader_presence (id, seen_at) values (1, 0);

@@ -5,7 +5,7 @@ use isocost_common::{
     id::IncarnationId,
     message::HandlerLoad,
     store::{
-        jobs, steering,
+        epoch, jobs, steering,
         workers::{self, WorkerRow, WorkerStatus},
     },
     test_support::{TestStore, eventually, given},
@@ -403,6 +403,8 @@ async fn a_waiting_job_says_what_it_waits_for(store: &TestStore) -> Result<()> {
     let api = Served::on(store).await?;
     let id = submit(&api, job(&json!({}))).await?;
     act(&api, &format!("/openapi/jobs/{id}/trigger")).await?;
+    until_it_waits_for(&api, &id, "no dispatcher has led").await?;
+    epoch::note_presence(store).await?;
     until_it_waits_for(&api, &id, "no online worker offers").await?;
     let worker = WorkerRow {
         worker: given::worker(),
@@ -437,6 +439,7 @@ async fn a_waiting_job_says_what_it_waits_for(store: &TestStore) -> Result<()> {
     maintenance(true).await?;
     until_it_waits_for(&api, &id, "maintenance mode").await?;
     maintenance(false).await?;
+    epoch::note_presence(store).await?;
     act(&api, &format!("/openapi/workers/{}/drain", given::worker())).await?;
     let shown = api.get("/openapi/workers").await?.json();
     assert_eq!(shown["items"][0]["status"], "DRAINING", "{shown}");

@@ -154,6 +154,20 @@ impl RabbitMqServer {
         Ok(())
     }
 
+    /// Lets the node believe that it runs out of memory, as its memory monitor would, until it is told otherwise.
+    ///
+    /// # Errors
+    /// What `rabbitmqctl` complains of.
+    pub async fn memory_alarm(&self, on: bool) -> Result<()> {
+        let alarm = "{resource_limit, memory, node()}";
+        let call = if on {
+            format!("rabbit_alarm:set_alarm({{{alarm}, []}}).")
+        } else {
+            format!("rabbit_alarm:clear_alarm({alarm}).")
+        };
+        self.ctl(&["eval", &call]).await.map(drop)
+    }
+
     /// Runs `rabbitmqctl` with these arguments and returns what it prints.
     ///
     /// # Errors

@@ -86,6 +86,14 @@ impl RabbitMq {
             .replace(&self.address()?.to_string(), &address.to_string()))
     }
 
+    /// An alarm about its memory, until it is told otherwise.
+    ///
+    /// # Errors
+    /// When it cannot be told.
+    pub async fn memory_alarm(&self, on: bool) -> Result<()> {
+        self.node.lock().await.memory_alarm(on).await
+    }
+
     /// `rabbitmqctl`; what it printed.
     ///
     /// # Errors

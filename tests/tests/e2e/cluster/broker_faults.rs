@@ -26,9 +26,7 @@ async fn an_alarm_of_the_broker_pauses_dispatching_and_nothing_else() -> Result<
     let running = api.submit(&ledger(2_000)).await?;
     wait_for_execution(&api, &running, "RUNNING").await?;
 
-    rabbitmq
-        .ctl(&["set_vm_memory_high_watermark", "0.0000001"])
-        .await?;
+    rabbitmq.memory_alarm(true).await?;
     // RabbitMQ tells only who publishes. This one is on its way until the alarm is over.
     let mut ids = vec![api.submit(&ledger(0)).await?];
     let noticed = bounds::time_on_a_busy_machine("alarm-noticed")?;
@@ -49,7 +47,7 @@ async fn an_alarm_of_the_broker_pauses_dispatching_and_nothing_else() -> Result<
     })
     .await?;
 
-    rabbitmq.ctl(&["set_vm_memory_high_watermark", "0.4"]).await?;
+    rabbitmq.memory_alarm(false).await?;
     let from = Instant::now();
     ids.push(running);
     each_ran_once(&cluster, &api, &ids, LONG).await?;
