@@ -91,6 +91,8 @@ impl Place {
             None => {
                 let mut command = Command::new(program);
                 command.arg0(name);
+                // What it dumps when it is killed.
+                command.current_dir(self.folder());
                 command
             }
         };

@@ -42,7 +42,7 @@ async fn a_redis_that_is_flushed_silent_or_dead_costs_time_and_nothing_else() ->
         let (ready, said) = process.readiness().await?;
         ensure!(ready, "it can do its job without Redis: {said}");
     }
-    says_why_it_waits(&api).await?;
+    ids.push(says_why_it_waits(&api).await?);
     proxy.set(Traffic::Pass).await?;
     ids.push(goes_on(&api, "silence").await?);
 
@@ -66,14 +66,15 @@ async fn a_redis_that_is_flushed_silent_or_dead_costs_time_and_nothing_else() ->
 }
 
 /// Whoever looks at a job sees that nobody leads, instead of a word about workers.
-async fn says_why_it_waits(api: &Api) -> Result<()> {
-    let path = format!("/openapi/jobs/{}", api.submit(&ledger(0)).await?);
+async fn says_why_it_waits(api: &Api) -> Result<String> {
+    let id = api.submit(&ledger(0)).await?;
     eventually("the reason names the leader", LONG, async || {
-        let job = api.get(&path).await?.success()?;
+        let job = api.get(&format!("/openapi/jobs/{id}")).await?.success()?;
         let reason = job["waitingReason"].to_string();
         Ok(reason.contains("no dispatcher has led since").then_some(()))
     })
-    .await
+    .await?;
+    Ok(id)
 }
 
 /// A job that is submitted now runs.
