@@ -12,7 +12,7 @@ use axum::{
 use isocost_common::id::MessageId;
 use metrics::{counter, histogram};
 use std::time::Instant;
-use tracing::{debug, error};
+use tracing::{Instrument, debug, error, error_span};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
@@ -29,7 +29,8 @@ pub(crate) async fn wrap(request: Request, next: Next) -> Response {
     let request_id = given_id(&request).unwrap_or_else(|| MessageId::generate().to_string());
     // In a task of its own, which goes on when the client hangs up: what a handler has begun with the database is then
     // brought to its end, and not dropped in the middle.
-    let mut response = match tokio::spawn(next.run(request)).await {
+    let span = error_span!("request", id = request_id);
+    let mut response = match tokio::spawn(next.run(request).instrument(span)).await {
         Ok(response) => response,
         Err(_) => {
             error!(request_id, path, "a handler panicked; see the line above");

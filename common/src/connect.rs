@@ -8,7 +8,7 @@ use crate::{
         Broker, BrokerHealth,
         rabbitmq::{InvalidBrokerUrl, RabbitBroker},
     },
-    config::Config,
+    config::{Config, LeaseConfig},
     coordination::{
         Coordination,
         redis::{InvalidRedisUrl, RedisCoordination},
@@ -169,6 +169,12 @@ pub fn watch_store(readiness: &Readiness, store: &Store) {
     });
 }
 
+/// Before a successor of a frozen leader can have its lock, what that leader has locked must be free.
+fn idle_transaction_timeout(leases: &LeaseConfig) -> Duration {
+    let seconds = (leases.lock_ttl_ms * 4 / 5 / 1_000).clamp(1, 8);
+    Duration::from_secs(seconds)
+}
+
 /// The database, once it answers and its tables are those of this program; waits for both for `store.start_wait_ms`.
 ///
 /// # Errors
@@ -181,6 +187,7 @@ pub async fn store(
     let options = StoreOptions {
         max_connections: config.store.max_connections,
         statement_timeout: Duration::from_millis(config.store.statement_timeout_ms),
+        idle_transaction_timeout: idle_transaction_timeout(&config.leases),
         ..StoreOptions::new(config.store.url.reveal())
     };
     let waiting = readiness.flag("database", "not connected yet");

@@ -216,6 +216,7 @@ impl Leader {
     pub(crate) async fn retire(mut self) {
         self.publisher.finish().await;
         self.inquests.finish().await;
+        self.report_nothing();
         self.listeners.finish().await;
     }
 

@@ -418,13 +418,28 @@ impl Leader {
         let now = Instant::now();
         metrics::gauge!("isocost_executions_owned").set(self.fleet.all_held().count() as f64);
         metrics::gauge!("isocost_dispatches_unconfirmed").set(self.publisher.unconfirmed() as f64);
+        // The ended ones first: a worker that was started again has the same name.
+        for member in self.fleet.members().filter(|member| member.ended.is_some()) {
+            report_worker(&member.worker, 0, 0.0);
+        }
         for member in self.fleet.members_mut().filter(|member| member.ended.is_none()) {
-            let worker = member.worker.to_string();
             let mean_cost_ms = member.costs(now).mean_ms;
-            metrics::gauge!("isocost_worker_active", "worker" => worker.clone())
-                .set(f64::from(member.active));
-            metrics::gauge!("isocost_worker_mean_cost_seconds", "worker" => worker)
-                .set(mean_cost_ms / 1_000.0);
+            report_worker(&member.worker, member.active, mean_cost_ms);
         }
     }
+
+    /// Whoever does not lead knows nothing of the fleet: what the last term showed would be taken for the present.
+    pub(crate) fn report_nothing(&self) {
+        metrics::gauge!("isocost_executions_owned").set(0.0);
+        metrics::gauge!("isocost_dispatches_unconfirmed").set(0.0);
+        for member in self.fleet.members() {
+            report_worker(&member.worker, 0, 0.0);
+        }
+    }
+}
+
+fn report_worker(worker: &WorkerId, active: u32, mean_cost_ms: f64) {
+    let worker = worker.to_string();
+    metrics::gauge!("isocost_worker_active", "worker" => worker.clone()).set(f64::from(active));
+    metrics::gauge!("isocost_worker_mean_cost_seconds", "worker" => worker).set(mean_cost_ms / 1_000.0);
 }

@@ -78,21 +78,15 @@ fn processors_less_one() -> usize {
     processors.saturating_sub(1).max(1)
 }
 
-fn busy(of: &'static str) -> Problem {
+/// More than can be answered soon: more `of` what is scarce, as the metric names it.
+pub(crate) fn busy(of: &'static str) -> Problem {
     counter!("isocost_api_refused_busy_total", "of" => of).increment(1);
-    Problem::busy()
-}
-
-impl Problem {
-    /// More than can be answered soon.
-    pub(crate) fn busy() -> Self {
-        Self::new(
-            Kind::Unavailable,
-            "api.busy",
-            "more is asked for than can be done just now; send it again with the same key, and slower",
-        )
-        .retry_after(1)
-    }
+    Problem::new(
+        Kind::Unavailable,
+        "api.busy",
+        "more is asked for than can be done just now; send it again with the same key, and slower",
+    )
+    .retry_after(1)
 }
 
 #[cfg(test)]

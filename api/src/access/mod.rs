@@ -7,7 +7,7 @@ mod keys;
 mod quota;
 mod rate;
 
-pub(crate) use admission::{Admission, HeldBytes};
+pub(crate) use admission::{Admission, HeldBytes, busy};
 pub(crate) use app_names::AppNames;
 pub(crate) use keys::KeyCache;
 pub(crate) use quota::{PendingQuotas, over_quota};

@@ -1,6 +1,6 @@
 use super::submit::{KeyBeside, Prepared, Submitted, store, trace_of};
 use crate::{
-    access::{Authorized, Submit, over_quota},
+    access::{Authorized, Submit, busy, over_quota},
     input::{Findings, JsonBody, Limit, Object, Value},
     problem::{Problem, ProblemBody},
     schema::SubmitBatch,
@@ -59,7 +59,7 @@ pub(crate) async fn submit_batch(
     let body = JsonBody::read(&parts.headers, body, Limit::Batch, &state).await?;
     let turn = state.admission().turn().await?;
     if !state.submitter().has_room() {
-        return Err(Problem::busy());
+        return Err(busy("submissions"));
     }
     let items = items(body.required()?)?;
     let trace = trace_of(&parts.headers);

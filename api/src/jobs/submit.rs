@@ -1,5 +1,5 @@
 use crate::{
-    access::{Authorized, Submit, over_quota},
+    access::{Authorized, Submit, busy, over_quota},
     definition::{Definition, Rules, Warning, read_key},
     handler_directory::not_offered,
     input::{Findings, JsonBody, Value, content_hash},
@@ -400,7 +400,7 @@ fn never_fires(reason: &str) -> Problem {
 
 fn not_durable(error: SubmitError) -> Problem {
     match error {
-        SubmitError::Busy => Problem::busy(),
+        SubmitError::Busy => busy("submissions"),
         SubmitError::Store(cause) if cause.is_transient() => Problem::new(
             Kind::Unavailable,
             "database.unavailable",

@@ -19,6 +19,8 @@ use tokio::{
 use url::Url;
 
 /// Longest wait for a connection, and for each answer.
+const RIGHTS: &str = "grant the user configure and read on broker.namespace of the virtual host, and write on it and on \
+     amq.default, and look at the broker's log";
 const PATIENCE: Duration = Duration::from_secs(10);
 const OLDEST: (u32, u32, u32) = (3, 10, 0);
 /// Longer than this for a message there and back, and dispatching is felt to be slow.
@@ -72,7 +74,7 @@ async fn look(broker: &dyn Broker, config: &Config, findings: &mut Findings) {
         Ok(Err(error)) => findings.problem(
             "topology",
             error.to_string(),
-            "grant the user configure, write and read on this namespace of the virtual host, and look at the broker's log",
+            RIGHTS,
         ),
         Err(_) => findings.problem(
             "topology",
@@ -106,11 +108,7 @@ async fn check_round_trip(broker: &dyn Broker, namespace: &str, findings: &mut F
             "keep the broker near, on fast disks",
         ),
         Ok(Ok(took)) => findings.ok("round trip", format!("a message took {took:?} there and back")),
-        Ok(Err(why)) => findings.problem(
-            "round trip",
-            why,
-            "grant the user configure, write and read on this namespace of the virtual host",
-        ),
+        Ok(Err(why)) => findings.problem("round trip", why, RIGHTS),
         Err(_) => findings.problem(
             "round trip",
             format!("no message came back within {PATIENCE:?}"),

@@ -211,6 +211,11 @@ impl CoordinationConfig {
                 "coordination.command_timeout_ms",
                 "must be at least 10 and at most leases.heartbeat_ms, or a worker misses heartbeats while it waits",
             ),
+            (
+                self.command_timeout_ms <= leases.lock_ttl_ms / 2,
+                "coordination.command_timeout_ms",
+                "must be at most half of leases.lock_ttl_ms, or one slow answer of Redis ends the term of a leader",
+            ),
         ];
         load::check(&rules)
     }

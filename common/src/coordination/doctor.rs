@@ -4,7 +4,7 @@ use crate::{
     config::CoordinationConfig,
     doctor::{Finding, Findings, version_numbers},
 };
-use redis::{AsyncConnectionConfig, Client, aio::MultiplexedConnection, cmd};
+use redis::{AsyncConnectionConfig, Client, ErrorKind, ServerErrorKind, aio::MultiplexedConnection, cmd};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -13,6 +13,13 @@ const OLDEST: (u32, u32, u32) = (6, 0, 0);
 /// Locks and heartbeats bear more, but something is wrong then.
 const SLOW: Duration = Duration::from_millis(20);
 const PINGS: usize = 11;
+const RIGHTS: &str = "allow this user get, set, del, exists, pexpire, mget, zadd, zrem, zrange, zremrangebyscore, eval, evalsha, \
+     time, info and ping on the keys that begin with {coordination.prefix}:, braces included";
+/// What the scripts of the coordination use; a server looks at the user's rights for each.
+const EVERY_COMMAND: &str = "redis.call('time') redis.call('get', KEYS[1]) redis.call('exists', KEYS[1]) \
+     redis.call('mget', KEYS[1]) redis.call('pexpire', KEYS[1], 1000) redis.call('del', KEYS[1]) \
+     redis.call('zadd', KEYS[1], 1, 'x') redis.call('zrange', KEYS[1], 0, -1) redis.call('zrem', KEYS[1], 'x') \
+     redis.call('zadd', KEYS[1], 1, 'x') return redis.call('zremrangebyscore', KEYS[1], 0, 1)";
 
 /// Everything there is to check.
 pub async fn examine(config: &CoordinationConfig) -> Vec<Finding> {
@@ -63,11 +70,7 @@ fn describe(error: &redis::RedisError) -> String {
 
 fn note_failure(findings: &mut Findings, outcome: redis::RedisResult<()>) {
     if let Err(error) = outcome {
-        findings.problem(
-            "permissions",
-            describe(&error),
-            "allow this user get, set, scan, eval, info and time on the keys under coordination.prefix",
-        );
+        findings.problem("permissions", describe(&error), RIGHTS);
     }
 }
 
@@ -163,11 +166,20 @@ async fn check_permissions(
         .query_async::<()>(connection)
         .await?;
     cmd("EVAL")
-        .arg("redis.call('time') return redis.call('del', KEYS[1])")
+        .arg(EVERY_COMMAND)
         .arg(1)
         .arg(&key)
         .query_async::<i64>(connection)
         .await?;
-    findings.ok("permissions", "writes keys and runs scripts");
-    Ok(())
+    cmd("DEL").arg(&key).query_async::<i64>(connection).await?;
+    // Nobody knows a script of this hash, which is answered after the look at the user's rights.
+    let mut unknown = cmd("EVALSHA");
+    unknown.arg("0".repeat(40)).arg(0);
+    match unknown.query_async::<()>(connection).await {
+        Err(error) if error.kind() != ErrorKind::Server(ServerErrorKind::NoScript) => Err(error),
+        _ => {
+            findings.ok("permissions", "writes keys and runs scripts");
+            Ok(())
+        }
+    }
 }

@@ -36,8 +36,8 @@ async fn doctor_names_what_would_break_a_promise_and_what_to_do() -> Result<()> 
     ] {
         cluster.servers().mariadb.execute(spoil).await?;
     }
-    let redis = "CONFIG SET maxmemory 100mb\r\nCONFIG SET maxmemory-policy allkeys-lru\r\n";
-    tell_redis(&cluster, redis, 3).await?;
+    let redis = "CONFIG SET maxmemory 100mb\r\nCONFIG SET maxmemory-policy allkeys-lru\r\nACL SETUSER default -zadd\r\n";
+    tell_redis(&cluster, redis, 4).await?;
     let broker = RabbitBroker::start(&cluster.servers().rabbitmq.config(), "somebody else")?;
     let wrong = Queue::new("taken.results.v1".into(), QueueKind::Classic);
     let wrong = Topology {
@@ -55,6 +55,7 @@ async fn doctor_names_what_would_break_a_promise_and_what_to_do() -> Result<()> 
         ("prepared statements", "warning"),
         ("indexes", "problem"),
         ("eviction", "warning"),
+        ("permissions", "problem"),
         ("topology", "problem"),
     ] {
         assert_eq!(verdict(&findings, what)?, expected, "{findings:#?}");

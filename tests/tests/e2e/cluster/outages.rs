@@ -3,7 +3,7 @@
 use super::{all_succeed, ledger};
 use anyhow::{Context, Result, ensure};
 use isocost_tests::api::{Api, text};
-use isocost_tests::cluster::{Cluster, Role};
+use isocost_tests::cluster::{Cluster, Process, Role};
 use isocost_tests::jobs::{LONG, with};
 use isocost_tests::patience::eventually;
 use reqwest::StatusCode;
@@ -34,7 +34,7 @@ async fn jobs_are_accepted_and_run_whatever_is_away() -> Result<()> {
         process.wait_until_ready().await?;
     }
     wk07_nothing_hangs_when_the_broker_goes_away(&cluster, &api).await?;
-    nothing_is_half_stored_without_the_database(&cluster, &api).await?;
+    nothing_is_half_stored_without_the_database(&cluster, &api, &api_process).await?;
     for process in &mut processes {
         process.stop().await?;
     }
@@ -125,7 +125,11 @@ fn ran_once(cluster: &Cluster, executions: usize) -> Result<()> {
     Ok(())
 }
 
-async fn nothing_is_half_stored_without_the_database(cluster: &Cluster, api: &Api) -> Result<()> {
+async fn nothing_is_half_stored_without_the_database(
+    cluster: &Cluster,
+    api: &Api,
+    process: &Process,
+) -> Result<()> {
     cluster.servers().mariadb.kill().await?;
     let keyed = |number: usize| {
         with(
@@ -141,6 +145,8 @@ async fn nothing_is_half_stored_without_the_database(cluster: &Cluster, api: &Ap
         assert!(from.elapsed() < Duration::from_secs(15), "{:?}", from.elapsed());
     }
     assert_eq!(api.get("/readyz").await?.status, StatusCode::SERVICE_UNAVAILABLE);
+    let failed = text(&api.get("/openapi/jobs").await?.json(), "requestId")?;
+    assert!(process.log()?.contains(&failed), "the log does not name {failed}");
 
     cluster.servers().mariadb.restart().await?;
     eventually("the API is ready again", LONG, async || {
