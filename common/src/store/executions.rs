@@ -1,6 +1,6 @@
 //! `job_execution`: the row as a type, inserting and reading it.
 
-use super::{Connection, Row, StoreError, key_chunks, placeholders, row_chunks};
+use super::{Connection, Row, StoreError, Tx, key_chunks, placeholders, row_chunks};
 use crate::{
     execution::{Claim, ExecutionError, ExecutionStatus, Facts},
     id::{AppId, ExecutionId, IncarnationId, JobId, WorkerId},
@@ -196,7 +196,7 @@ const INSERTED: usize = 35;
 ///
 /// # Errors
 /// [`StoreError::Duplicate`] when one stands already: unique on (job, scheduled time, shard, trigger key).
-pub async fn insert_many(connection: &mut Connection, rows: &[ExecutionRow]) -> Result<(), StoreError> {
+pub async fn insert_many(tx: &mut Tx, rows: &[ExecutionRow]) -> Result<(), StoreError> {
     for chunk in row_chunks(rows) {
         let sql = format!(
             "insert into job_execution ({}) values {}",
@@ -207,8 +207,9 @@ pub async fn insert_many(connection: &mut Connection, rows: &[ExecutionRow]) -> 
         for row in chunk {
             query = bind_execution(query, row);
         }
-        query.execute(&mut *connection).await?;
+        query.execute(&mut **tx).await?;
     }
+    tx.become_of(rows.iter().map(|row| row.status));
     Ok(())
 }
 

@@ -1,9 +1,11 @@
 //! Transactions: begun with the right lock, rerun after a deadlock, and honest about a commit whose answer was lost.
 
 use super::{Connection, Dialect, StoreError};
-use crate::error_chain::chain;
+use crate::{error_chain::chain, execution::ExecutionStatus};
+use metrics::counter;
 use sqlx::AnyPool;
 use std::{
+    collections::BTreeMap,
     ops::{Deref, DerefMut},
     time::Duration,
 };
@@ -16,6 +18,8 @@ const MAX_RUNS: u32 = 5;
 pub struct Tx {
     connection: Connection,
     outcomes: bool,
+    /// How many executions end with it, and how.
+    ended: BTreeMap<ExecutionStatus, u64>,
 }
 
 impl Tx {
@@ -33,12 +37,23 @@ impl Tx {
                 connection
             }
         };
-        Ok(Self { connection, outcomes })
+        Ok(Self {
+            connection,
+            outcomes,
+            ended: BTreeMap::new(),
+        })
     }
 
     /// True when the outcome of every execution that ends here is to be published.
     pub(super) const fn records_outcomes(&self) -> bool {
         self.outcomes
+    }
+
+    /// Notes what executions become: the ends among them are counted once they are durable, whoever decided on them.
+    pub(super) fn become_of(&mut self, statuses: impl IntoIterator<Item = ExecutionStatus>) {
+        for status in statuses.into_iter().filter(|status| status.is_terminal()) {
+            *self.ended.entry(status).or_default() += 1;
+        }
     }
 
     /// Makes it durable.
@@ -53,7 +68,11 @@ impl Tx {
             .map_err(|error| match StoreError::from_sqlx(error) {
                 StoreError::Unavailable(source) => StoreError::UnknownCommit(source),
                 other => other,
-            })
+            })?;
+        for (status, count) in self.ended {
+            counter!("isocost_executions_finished_total", "status" => status.api_name()).increment(count);
+        }
+        Ok(())
     }
 }
 

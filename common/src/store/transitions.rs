@@ -144,6 +144,7 @@ pub async fn apply(tx: &mut Tx, changes: &[Change]) -> Result<Applied, StoreErro
     let mut written: Vec<(&Change, ExecutionRow)> = changes.iter().map(|c| (c, c.after())).collect();
     written.sort_by_key(|(_, row)| row.id);
     update(tx, &written).await?;
+    tx.become_of(written.iter().map(|(_, row)| row.status));
     let log: Vec<LogEntry> = written.iter().flat_map(|(change, row)| change.log(row)).collect();
     job_log::append(tx, &log).await?;
     let mut waiting = Applied::default();

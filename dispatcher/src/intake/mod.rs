@@ -358,12 +358,10 @@ async fn note_poison(store: &Store, item: &Item, cause: &str) -> Result<(), Stor
 fn record(taken: &Taken) {
     counter!("isocost_reports_stale_total").increment(taken.stale as u64);
     for run in &taken.runs {
-        let status = run.settled.status;
         if let Some(ms) = run.settled.cost_ms {
             histogram!("isocost_execution_run_seconds").record(seconds(ms));
         }
         if let Some(ms) = run.end_to_end_ms {
-            counter!("isocost_executions_finished_total", "status" => status.api_name()).increment(1);
             histogram!("isocost_execution_end_to_end_seconds").record(seconds(ms));
         } else {
             counter!("isocost_execution_retries_total").increment(1);

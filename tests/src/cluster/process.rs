@@ -142,7 +142,7 @@ impl Process {
         Ok((answer.status().is_success(), answer.json().await?))
     }
 
-    /// The sum of a metric over its labels; 0 when it was not recorded yet.
+    /// The sum of a metric over its labels, or over those that the name ends with; 0 when it was not recorded yet.
     ///
     /// # Errors
     /// When it does not answer.
@@ -150,7 +150,7 @@ impl Process {
         let text = self.look("metrics").await?.text().await?;
         let values = text.lines().filter_map(|line| {
             let rest = line.strip_prefix(name)?;
-            let is_name = rest.starts_with([' ', '{']);
+            let is_name = name.ends_with('}') || rest.starts_with([' ', '{']);
             rest.rsplit(' ').next().filter(|_| is_name)?.parse::<f64>().ok()
         });
         Ok(values.sum())

@@ -16,7 +16,7 @@ const NOTICED: Duration = Duration::from_secs(8);
 #[tokio::test(flavor = "multi_thread")]
 async fn wk08_a_killed_workers_jobs_run_elsewhere_or_end_with_a_reason() -> Result<()> {
     let cluster = Cluster::new().await?.with_short_leases();
-    let _dispatcher = cluster.start(Role::Dispatcher, "dispatcher").await?;
+    let dispatcher = cluster.start(Role::Dispatcher, "dispatcher").await?;
     let _relay = cluster.start(Role::Relay, "relay").await?;
     let api_process = cluster.start(Role::Api, "api").await?;
     let api = cluster.api(&api_process)?;
@@ -45,6 +45,11 @@ async fn wk08_a_killed_workers_jobs_run_elsewhere_or_end_with_a_reason() -> Resu
     assert!(execution["finishedAt"].is_string(), "no end: {ended}");
     let ended_ms = instant_ms(execution, "finishedAt")? - killed_at;
 
+    let counted = "isocost_executions_finished_total{status=\"LOST\"}";
+    assert!(
+        dispatcher.metric(counted).await? > 0.0,
+        "nobody counts what is lost"
+    );
     assert_ne!(worker_status(&api, "worker1").await?, "ONLINE");
     let done = wait_for_end(&api, &again).await?;
     let execution = &done["lastExecution"];
