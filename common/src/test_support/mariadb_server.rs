@@ -158,7 +158,7 @@ impl MariadbServer {
     /// # Errors
     /// That it does not run.
     pub async fn freeze(&self) -> anyhow::Result<()> {
-        self.server.signal(Signal::STOP).await
+        self.server.freeze().await
     }
 
     /// Lets it go on after [`MariadbServer::freeze`].

@@ -9,6 +9,7 @@
 //! makes two tests of it, `sqlite::a_paused_job_does_not_fire` and `mysql::a_paused_job_does_not_fire`. The crate that
 //! says so needs `tokio` (with `macros`) and `anyhow` among its dev-dependencies.
 
+mod freezing;
 pub mod given;
 mod mariadb_server;
 pub mod proxy;
@@ -17,6 +18,7 @@ mod redis_server;
 mod server;
 mod test_store;
 
+pub use freezing::freeze;
 pub use mariadb_server::MariadbServer;
 pub use redis_server::RedisServer;
 pub use test_store::TestStore;

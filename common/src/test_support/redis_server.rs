@@ -96,7 +96,7 @@ impl RedisServer {
     /// # Errors
     /// That it does not run.
     pub async fn freeze(&self) -> anyhow::Result<()> {
-        self.server.signal(Signal::STOP).await
+        self.server.freeze().await
     }
 
     /// Lets it go on after [`RedisServer::freeze`].

@@ -1,5 +1,6 @@
 //! A server process that belongs to one test.
 
+use super::freeze;
 use anyhow::{Context, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use std::{
@@ -159,6 +160,12 @@ impl Server {
     /// Ends it as a crash does.
     pub(super) async fn kill(&self) -> anyhow::Result<()> {
         self.end(Signal::KILL).await
+    }
+
+    /// Lets it stand still.
+    pub(super) async fn freeze(&self) -> anyhow::Result<()> {
+        let process = self.process.lock().await;
+        freeze(pid(process.as_ref().context("the server does not run")?)?).await
     }
 
     /// Sends a signal that does not end it.

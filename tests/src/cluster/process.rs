@@ -2,6 +2,7 @@
 
 use crate::patience::eventually;
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use isocost_common::test_support::freeze;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::{
@@ -197,8 +198,8 @@ impl Process {
     ///
     /// # Errors
     /// When it has ended.
-    pub fn freeze(&self) -> Result<()> {
-        self.signal(Signal::STOP)
+    pub async fn freeze(&self) -> Result<()> {
+        freeze(self.process_id()?).await
     }
 
     /// Lets it go on.
@@ -314,8 +315,11 @@ impl Process {
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {
+        Ok(kill_process(self.process_id()?, signal)?)
+    }
+
+    fn process_id(&self) -> Result<Pid> {
         let id = self.child.id().context("the process has ended")?;
-        let id = Pid::from_raw(i32::try_from(id)?).context("no process")?;
-        Ok(kill_process(id, signal)?)
+        Pid::from_raw(i32::try_from(id)?).context("no process")
     }
 }

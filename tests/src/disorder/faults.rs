@@ -202,7 +202,7 @@ impl Lane {
             member.start_again(&mut process)?;
         }
         let (number, from) = (process.id(), now_ms());
-        process.freeze()?;
+        process.freeze().await?;
         sleep(long).await;
         process.thaw()?;
         drop(process);

@@ -63,7 +63,7 @@ async fn a_leader_is_frozen_for(
     api: &Api,
 ) -> Result<Vec<String>> {
     let place = leader(dispatchers, LONG).await?;
-    dispatchers[place].freeze()?;
+    dispatchers[place].freeze().await?;
     let (frozen, thaw_at) = (Instant::now(), Instant::now() + LOCK_TTL * leases);
     let mut ids = vec![api.submit(&ledger(0)).await?];
     let started = async {
@@ -200,7 +200,7 @@ async fn frozen_workers_overlap_with_nobody_for_longer_than_a_moment() -> Result
         let over = api.submit(&job(3_000)).await?;
         wait_for_execution(&api, &outlasts, "RUNNING").await?;
         wait_for_execution(&api, &over, "RUNNING").await?;
-        worker.freeze()?;
+        worker.freeze().await?;
         frozen.push(Frozen {
             leases,
             worker,
