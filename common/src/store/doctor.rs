@@ -233,36 +233,23 @@ async fn check_connections(
 ) -> Result<(), StoreError> {
     let most = scalar_number(store, "select cast(@@max_connections as signed)").await?;
     let ours = i64::from(options.max_connections);
-    let says = format!("the server takes {most}, each process of Isocost up to {ours}");
-    if most < ours * 3 {
-        findings.warning(
-            "connections",
-            says,
-            "raise max_connections of the server, or lower store.max_connections",
-        );
-    } else {
-        findings.ok("connections", says);
-    }
-    check_statements(options, most_statements(store).await?, findings);
+    let remedy = "raise max_connections of the server, or lower store.max_connections";
+    check_room("connections", most, ours, remedy, findings);
+    // Beyond this limit every new statement fails.
+    let most = scalar_number(store, "select cast(@@max_prepared_stmt_count as signed)").await?;
+    let ours = ours * i64::from(STATEMENTS_KEPT);
+    let remedy = "raise max_prepared_stmt_count of the server, or lower store.max_connections";
+    check_room("prepared statements", most, ours, remedy, findings);
     Ok(())
 }
 
-async fn most_statements(store: &Store) -> Result<i64, StoreError> {
-    scalar_number(store, "select cast(@@max_prepared_stmt_count as signed)").await
-}
-
-/// Beyond the server's limit every new statement fails.
-fn check_statements(options: &StoreOptions, most: i64, findings: &mut Findings) {
-    let ours = i64::from(options.max_connections) * i64::from(STATEMENTS_KEPT);
-    let says = format!("the server keeps {most}, each process of Isocost may need {ours}");
+/// Room for three processes is the least of a cluster.
+fn check_room(what: &'static str, most: i64, ours: i64, remedy: &str, findings: &mut Findings) {
+    let says = format!("the server takes {most}, each process of Isocost up to {ours}");
     if most < ours * 3 {
-        findings.warning(
-            "prepared statements",
-            says,
-            "raise max_prepared_stmt_count of the server, or lower store.max_connections",
-        );
+        findings.warning(what, says, remedy);
     } else {
-        findings.ok("prepared statements", says);
+        findings.ok(what, says);
     }
 }
 
