@@ -145,13 +145,21 @@ mod tests {
 
     #[test]
     fn a_value_that_cannot_work_is_named_with_a_remedy() {
-        let error = load(None, env(&[("ISOCOST__LEASES__DEAD_AFTER_MS", "12000")]))
-            .expect_err("refused")
-            .to_string();
-        assert!(
-            error.contains("leases.dead_after_ms must be greater than leases.worker_exit_ms"),
-            "{error}"
-        );
+        for (key, value, told) in [
+            (
+                "ISOCOST__LEASES__DEAD_AFTER_MS",
+                "12000",
+                "leases.dead_after_ms must be greater than leases.worker_exit_ms",
+            ),
+            (
+                "ISOCOST__LEASES__LOCK_TTL_MS",
+                "1500",
+                "coordination.command_timeout_ms must be at most half of leases.lock_ttl_ms",
+            ),
+        ] {
+            let error = load(None, env(&[(key, value)])).expect_err("refused").to_string();
+            assert!(error.contains(told), "{error}");
+        }
     }
 
     #[test]
