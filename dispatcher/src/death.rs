@@ -87,6 +87,26 @@ impl Subject {
     }
 }
 
+/// How an incarnation ended, which decides what is counted against its work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Departure {
+    /// It said so itself, after its last run had ended and the broker had all of its reports.
+    Goodbye,
+    /// It was declared dead: whatever it held may have been in the middle.
+    Death,
+}
+
+impl Departure {
+    /// What it means for an execution in this state, once everything the incarnation had confirmed is taken in.
+    fn event(self, status: ExecutionStatus) -> ExecutionEvent<'static> {
+        match (self, status) {
+            // Had it started, its start or its end would have been reported before the goodbye: it was never taken.
+            (Self::Goodbye, ExecutionStatus::Dispatched) => ExecutionEvent::GivenBack,
+            _ => ExecutionEvent::WorkerDead,
+        }
+    }
+}
+
 /// How far the work of an ended incarnation has come.
 #[derive(Debug, Default)]
 pub struct Aftermath {
@@ -147,27 +167,38 @@ impl Aftermath {
     }
 }
 
-/// What the death of `incarnation`, or of everybody, means for these locked rows; those that belong to somebody else by
-/// now are left out.
+/// What the departure of `incarnation`, or of everybody, means for these locked rows; those that belong to somebody else
+/// by now are left out.
 #[must_use]
-pub fn deaths(
+pub fn left_behind(
     rows: Vec<ExecutionRow>,
     incarnation: Option<IncarnationId>,
+    departure: Departure,
     now: EpochMillis,
     policies: &HashMap<JobId, RetryPolicy>,
 ) -> Vec<Change> {
     rows.into_iter()
         .filter(|row| row.status.is_owned())
         .filter(|row| incarnation.is_none() || row.incarnation == incarnation)
-        .filter_map(|row| death(row, now, policies))
+        .filter_map(|row| take_back(row, departure, now, policies))
         .collect()
 }
 
-fn death(row: ExecutionRow, now: EpochMillis, policies: &HashMap<JobId, RetryPolicy>) -> Option<Change> {
-    let step = row.status.after(&ExecutionEvent::WorkerDead, row.facts()).ok()?;
+fn take_back(
+    row: ExecutionRow,
+    departure: Departure,
+    now: EpochMillis,
+    policies: &HashMap<JobId, RetryPolicy>,
+) -> Option<Change> {
+    let event = departure.event(row.status);
+    let step = row.status.after(&event, row.facts()).ok()?;
     let policy = policies.get(&row.job).copied().unwrap_or_default();
     let failures = step.attempt.saturating_sub(step.interruptions).max(1);
     let retry = step.to == ExecutionStatus::Scheduled;
+    let message = match event {
+        ExecutionEvent::GivenBack => "its worker stopped before it came to it",
+        _ => "its worker died",
+    };
     Some(Change {
         step,
         at: now,
@@ -175,7 +206,7 @@ fn death(row: ExecutionRow, now: EpochMillis, policies: &HashMap<JobId, RetryPol
         not_before: retry.then(|| now + policy.pause_after(failures)),
         result: None,
         error: retry.then(|| ExecutionError::new("worker.lost", "its worker died while it ran")),
-        message: Some("its worker died".into()),
+        message: Some(message.into()),
         before: row,
     })
 }
@@ -285,10 +316,42 @@ mod tests {
             },
         ];
         let changed = |incarnation| {
-            let changes = deaths(rows.clone(), incarnation, given::PLANNED, &HashMap::new());
+            let changes = left_behind(
+                rows.clone(),
+                incarnation,
+                Departure::Death,
+                given::PLANNED,
+                &HashMap::new(),
+            );
             changes.iter().map(|change| change.before.id).collect::<Vec<_>>()
         };
         assert_eq!(changed(mine.incarnation), [mine.id]);
         assert_eq!(changed(None).len(), 2, "everybody's death, but nothing terminal");
+    }
+    #[test]
+    fn a_goodbye_gives_back_uncounted_what_was_never_taken_and_a_death_counts_what_may_have_started() {
+        let job = given::job();
+        let after = |departure, status| {
+            let row = given::execution(&job, status);
+            let counted = (row.attempt, row.interruptions);
+            let changes = left_behind(
+                vec![row.clone()],
+                row.incarnation,
+                departure,
+                given::PLANNED,
+                &HashMap::new(),
+            );
+            let change = changes.into_iter().next().expect("it was its own");
+            let is_counted = (change.step.attempt, change.step.interruptions) != counted;
+            (change.step.to, is_counted, change.message)
+        };
+        let (to, is_counted, said) = after(Departure::Goodbye, ExecutionStatus::Dispatched);
+        assert_eq!((to, is_counted), (ExecutionStatus::Pending, false));
+        assert_eq!(said.as_deref(), Some("its worker stopped before it came to it"));
+        let (to, is_counted, _) = after(Departure::Death, ExecutionStatus::Dispatched);
+        assert_eq!((to, is_counted), (ExecutionStatus::Pending, true));
+        // A start whose end is missing although everything was confirmed: what was confirmed is lost, and it did run.
+        let running = after(Departure::Goodbye, ExecutionStatus::Running);
+        assert_eq!(running, after(Departure::Death, ExecutionStatus::Running));
     }
 }

@@ -69,7 +69,8 @@ impl Leader {
         };
         if heartbeat.bye {
             info!(worker.id = %heartbeat.worker, incarnation = %incarnation, "a worker says goodbye");
-            member.ended = Some(WorkerStatus::Offline);
+            // A death is final: what it reports after that may lie behind the marker, so its goodbye proves nothing.
+            member.ended.get_or_insert(WorkerStatus::Offline);
         }
         self.registrations |= !member.registered || member.status() != member.stored_status;
         self.compare_holdings(heartbeat, heard_at);

@@ -7,7 +7,7 @@
 //! incarnations own, so every leader finishes what another began.
 
 use crate::{
-    death::{Aftermath, MARKER_PATIENCE, NextStep, Subject, Verdict, deaths},
+    death::{Aftermath, Departure, MARKER_PATIENCE, NextStep, Subject, Verdict, left_behind},
     inquest::{Finding, examine},
     leader::Leader,
 };
@@ -246,22 +246,28 @@ impl Leader {
 
     /// Gives the executions of ended incarnations to others, as soon as everything those had reported is taken in.
     pub(crate) async fn recover_ended(&mut self, now: Instant) -> Result<(), StoreError> {
-        let ended: Vec<(IncarnationId, WorkerStatus, u32)> = self
+        let ended: Vec<(IncarnationId, Departure, u32)> = self
             .fleet
             .members()
-            .filter_map(|member| Some((member.incarnation, member.ended?, member.active)))
+            .filter_map(|member| {
+                let departure = match member.ended? {
+                    WorkerStatus::Offline => Departure::Goodbye,
+                    _ => Departure::Death,
+                };
+                Some((member.incarnation, departure, member.active))
+            })
             .collect();
-        for (incarnation, status, _) in &ended {
+        for (incarnation, departure, _) in &ended {
             self.inquests
                 .ended
                 .entry(*incarnation)
-                .or_insert_with(|| match status {
-                    WorkerStatus::Offline => Aftermath::of_goodbye(),
-                    _ => Aftermath::default(),
+                .or_insert_with(|| match departure {
+                    Departure::Goodbye => Aftermath::of_goodbye(),
+                    Departure::Death => Aftermath::default(),
                 });
         }
         self.entomb_dead().await;
-        for (incarnation, _, active) in ended {
+        for (incarnation, departure, active) in ended {
             let Some(aftermath) = self.inquests.ended.get_mut(&incarnation) else {
                 continue;
             };
@@ -271,7 +277,7 @@ impl Leader {
             match aftermath.next_step(now) {
                 // Its tombstone could not be written: the next round tries again.
                 NextStep::Entomb | NextStep::Wait => {}
-                NextStep::Recover => self.recover(incarnation).await?,
+                NextStep::Recover => self.recover(incarnation, departure).await?,
                 NextStep::SendMarker => {
                     let marker = Marker::generate();
                     aftermath.marker_sent(marker, now);
@@ -300,7 +306,7 @@ impl Leader {
         }
     }
 
-    async fn recover(&mut self, incarnation: IncarnationId) -> Result<(), StoreError> {
+    async fn recover(&mut self, incarnation: IncarnationId, departure: Departure) -> Result<(), StoreError> {
         let ids: Vec<ExecutionId> = self
             .fleet
             .all_held()
@@ -311,7 +317,7 @@ impl Leader {
         let now = self.store.now();
         let mut tx = self.store.begin().await?;
         epoch::guard(&mut tx, self.tenure.epoch).await?;
-        let changes = lock_and_judge(&mut tx, &ids, now, Some(incarnation)).await?;
+        let changes = lock_and_judge(&mut tx, &ids, now, Some(incarnation), departure).await?;
         let applied = transitions::apply(&mut tx, &changes).await?;
         reach(CrashPoint::RecoveryUncommitted);
         tx.commit().await?;
@@ -326,19 +332,20 @@ impl Leader {
     }
 }
 
-/// What the death of `incarnation`, or of everybody, means for these executions, as far as they still belong to it under
-/// their locks.
+/// What the departure of `incarnation`, or of everybody, means for these executions, as far as they still belong to it
+/// under their locks.
 async fn lock_and_judge(
     tx: &mut Tx,
     ids: &[ExecutionId],
     now: EpochMillis,
     incarnation: Option<IncarnationId>,
+    departure: Departure,
 ) -> Result<Vec<Change>, StoreError> {
     let rows = transitions::lock(tx, ids).await?;
     let running = rows.iter().filter(|row| row.status == ExecutionStatus::Running);
     let jobs: Vec<JobId> = running.map(|row| row.job).collect();
     let policies = transitions::retry_policies(tx, &jobs).await?;
-    Ok(deaths(rows, incarnation, now, &policies))
+    Ok(left_behind(rows, incarnation, departure, now, &policies))
 }
 
 /// Declares every incarnation of before dead, and gives back what they and the relays held: for a start that has proof
@@ -367,7 +374,7 @@ pub async fn bury_all(store: &Store) -> Result<usize, StoreError> {
         given_back += store
             .transact(|| async {
                 let mut tx = store.begin().await?;
-                let changes = lock_and_judge(&mut tx, chunk, now, None).await?;
+                let changes = lock_and_judge(&mut tx, chunk, now, None, Departure::Death).await?;
                 // The callbacks' tickets are left to the sweeper: there is no broker yet.
                 transitions::apply(&mut tx, &changes).await?;
                 reach(CrashPoint::RecoveryUncommitted);

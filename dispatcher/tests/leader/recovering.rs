@@ -123,6 +123,12 @@ async fn a_worker_that_says_goodbye_gives_its_work_back_at_once(store: &TestStor
     leaving.bye().await?;
     let execution = other.next().await?;
     assert_eq!((execution.job, execution.claim.dispatch_seq), (job.id, 2));
+    let rows = world.executions(job.id).await?;
+    assert_eq!(
+        (execution.attempt, rows[0].interruptions),
+        (1, 0),
+        "it never started, so nothing is counted"
+    );
     assert_eq!(
         world
             .count("select count(*) from worker_node where status = 2")

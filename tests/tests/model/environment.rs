@@ -54,8 +54,8 @@ fn apply(world: &mut World, setup: &Setup, step: Step, found: &mut Found) {
         Action::SendMarker { life } => leader::send_marker(world, life),
         Action::TakeMarker { life } => world.lives[life as usize].aftermath = Aftermath::ResultsIn,
         Action::LoseMarker { life } => world.lives[life as usize].aftermath = Aftermath::Fresh,
-        Action::Recover(at) => leader::recover(world, at, found),
-        Action::FormerRecovers(at) => former_recovers(world, at, found),
+        Action::Recover(at) => leader::recover(world, setup, at, found),
+        Action::FormerRecovers(at) => former_recovers(world, setup, at, found),
         Action::FormerCancels(at) => {
             world.former = false;
             world.handover_mut(at).asked.add(Ask::Cancel);
@@ -76,7 +76,10 @@ fn apply(world: &mut World, setup: &Setup, step: Step, found: &mut Found) {
         Action::Forget { life } => worker::forget(world, setup, life),
         Action::Bye { life } => {
             // Without a leader nobody hears it, and its silence tells.
-            world.lives[life as usize].buried = world.leader.is_some();
+            let is_heard = world.leader.is_some();
+            let leaving = &mut world.lives[life as usize];
+            leaving.said_bye = is_heard && !leaving.buried;
+            leaving.buried |= is_heard;
             worker::exit(world, life);
         }
         Action::StopHandlers { life } => worker::stop_handlers(world, life),
@@ -130,11 +133,11 @@ fn thaw(world: &mut World, setup: &Setup, life: u8) {
 }
 
 /// Without the epoch, a leader that was paused goes on with what it had decided before: a worker that lives is buried.
-fn former_recovers(world: &mut World, at: At, found: &mut Found) {
+fn former_recovers(world: &mut World, setup: &Setup, at: At, found: &mut Found) {
     world.former = false;
     let life = world.handover(at).owner;
     leader::bury(world, life);
-    leader::recover(world, at, found);
+    leader::recover(world, setup, at, found);
 }
 
 /// Merges worlds that differ in nothing that can matter again.
@@ -192,7 +195,7 @@ fn by_symmetry(world: World) -> (World, bool) {
     }
 }
 
-type Key = (Vec<u8>, [(LifeState, bool, bool, Aftermath); 4]);
+type Key = (Vec<u8>, [(LifeState, bool, bool, bool, Aftermath); 4]);
 
 fn key(world: &World) -> Key {
     let owners = world
@@ -201,7 +204,13 @@ fn key(world: &World) -> Key {
         .collect();
     let lives = [0, 1, 2, 3].map(|life: usize| {
         let life = &world.lives[life];
-        (life.state, life.draining, life.buried, life.aftermath)
+        (
+            life.state,
+            life.draining,
+            life.buried,
+            life.said_bye,
+            life.aftermath,
+        )
     });
     (owners, lives)
 }

@@ -16,7 +16,7 @@ use isocost_common::{
     store::transitions::Change,
 };
 use isocost_dispatcher::{
-    death::{self, NextStep, Subject, Verdict, deaths},
+    death::{self, Departure, NextStep, Subject, Verdict, left_behind},
     held::{Held, UNNAMED_REPORTS, is_over, is_result_overdue, must_be_published},
     in_flight::InFlight,
 };
@@ -299,11 +299,22 @@ pub(crate) fn may_recover(world: &World, setup: &Setup, at: At) -> bool {
     aftermath.next_step(now) == NextStep::Recover
 }
 
-/// Its worker is dead: what that means for the row, if it is still that worker's.
-pub(crate) fn recover(world: &mut World, at: At, found: &mut Found) {
+/// Its worker is gone: what that means for the row, if it is still that worker's.
+pub(crate) fn recover(world: &mut World, setup: &Setup, at: At, found: &mut Found) {
     let incarnation = cast::incarnation(world.handover(at).owner);
     let rows = vec![cast::row(world, at.execution)];
-    let changes = deaths(rows, Some(incarnation), cast::now(world), &HashMap::new());
+    let departure = if world.owner(at).said_bye && setup.without != Some(Guard::GoodbyeIsNoDeath) {
+        Departure::Goodbye
+    } else {
+        Departure::Death
+    };
+    let changes = left_behind(
+        rows,
+        Some(incarnation),
+        departure,
+        cast::now(world),
+        &HashMap::new(),
+    );
     for change in &changes {
         apply(world, at.execution, change, found);
     }

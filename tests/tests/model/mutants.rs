@@ -37,6 +37,8 @@ pub(crate) enum Guard {
     ThawedWorkerStops,
     /// What a dead worker had confirmed is taken in before its work goes to others.
     ResultsBeforeRecovery,
+    /// What was never taken by one that said goodbye is given back, and no start is counted.
+    GoodbyeIsNoDeath,
     /// Only what is still held starts.
     HeldAtStart,
     /// Terminal is final.
@@ -48,7 +50,7 @@ pub(crate) enum Guard {
 }
 
 /// Removing a guard, what it takes to notice, and what then breaks.
-pub(crate) const MUTANTS: [(Guard, &[Fault], Broken); 17] = [
+pub(crate) const MUTANTS: [(Guard, &[Fault], Broken); 18] = [
     (Guard::DispatchSeq, &[Fault::EarlyQuery], Broken::Overlap),
     (
         Guard::Ownership,
@@ -74,6 +76,7 @@ pub(crate) const MUTANTS: [(Guard, &[Fault], Broken); 17] = [
         &[Fault::Crash],
         Broken::NeedlessRerun,
     ),
+    (Guard::GoodbyeIsNoDeath, &[Fault::Drain], Broken::Miscounted),
     (Guard::HeldAtStart, &[Fault::Move], Broken::Overlap),
     (Guard::TerminalIsFinal, &[Fault::AckLost], Broken::TerminalChanged),
     (Guard::OverdueIsFinal, &[Fault::Overdue], Broken::Overlap),

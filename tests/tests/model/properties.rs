@@ -29,7 +29,7 @@ pub(crate) enum Broken {
     StartAfterEnd,
     /// I6: a step that the table does not have.
     IllegalStep,
-    /// I6: more attempts than allowed, or a start that is not counted.
+    /// I6: more attempts than allowed, a start that is not counted, or an interruption where nothing was interrupted.
     Miscounted,
     /// It is cancelled while it runs, or runs after that.
     RunsThoughCancelled,
@@ -99,6 +99,9 @@ pub(crate) fn change_row(world: &mut World, number: u8, row: Row, found: &mut Fo
     if row.attempt < before.attempt || row.attempt.saturating_sub(row.interruptions) > MAX_ATTEMPTS as u8 {
         found.note(Broken::Miscounted);
     }
+    if row.interruptions > before.interruptions && never_taken(world, number) {
+        found.note(Broken::Miscounted);
+    }
     if row.status == ExecutionStatus::Cancelled {
         if !row.cancel_requested {
             found.note(Broken::UnaskedCancel);
@@ -111,6 +114,12 @@ pub(crate) fn change_row(world: &mut World, number: u8, row: Row, found: &mut Fo
     if row.status.is_terminal() && starts(world, number) > row.attempt {
         found.note(Broken::Miscounted);
     }
+}
+
+/// True when its last worker left in order without having started it.
+fn never_taken(world: &World, number: u8) -> bool {
+    let last = world.executions[number as usize].handovers.last();
+    last.is_some_and(|last| !last.seen.started && world.lives[last.owner as usize].said_bye)
 }
 
 fn starts(world: &World, number: u8) -> u8 {

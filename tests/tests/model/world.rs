@@ -108,6 +108,8 @@ pub(crate) struct Life {
     pub(crate) draining: bool,
     /// Its row says that it has ended.
     pub(crate) buried: bool,
+    /// It said goodbye, and the leader heard it.
+    pub(crate) said_bye: bool,
     /// What the leader has done about its end.
     pub(crate) aftermath: Aftermath,
     /// Shared by all worlds in which it is the same.
@@ -253,6 +255,7 @@ impl World {
             state,
             draining: false,
             buried: false,
+            said_bye: false,
             aftermath: Aftermath::Fresh,
             table: empty_table(),
         };
