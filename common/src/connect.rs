@@ -247,3 +247,22 @@ async fn open(options: &StoreOptions) -> Result<Store, StoreUnusable> {
     store.close().await;
     Err(unusable)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transaction_of_a_frozen_leader_ends_before_its_lock_does() {
+        for lock_ttl_ms in [1_000, 1_250, 2_000, 10_000, 60_000] {
+            let leases = LeaseConfig {
+                lock_ttl_ms,
+                ..LeaseConfig::default()
+            };
+            let timeout = idle_transaction_timeout(&leases);
+            // The database counts whole seconds, so the shortest lock leaves no time over.
+            assert!(timeout <= leases.lock_ttl(), "{timeout:?} of {lock_ttl_ms} ms");
+            assert!(timeout < leases.lock_ttl() || lock_ttl_ms == 1_000, "{timeout:?}");
+        }
+    }
+}

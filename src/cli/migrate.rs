@@ -4,7 +4,10 @@ use super::config::ConfigArgs;
 use crate::{exit::Failure, out};
 use anyhow::Context;
 use clap::Args;
-use isocost_common::store::{Store, StoreError, StoreOptions, apps, migrations};
+use isocost_common::{
+    error_chain::chain,
+    store::{Store, StoreError, StoreOptions, apps, migrations},
+};
 use std::{
     fs::OpenOptions,
     io::Write,
@@ -16,6 +19,8 @@ use tokio::time::{Instant, sleep};
 
 /// Between two attempts to reach the database.
 const RETRY: Duration = Duration::from_millis(500);
+/// Between two lines about a database that is not there, as long as the reason is the same.
+const REMINDER: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 #[command(
@@ -48,10 +53,23 @@ pub(super) async fn run(args: &MigrateArgs) -> Result<(), Failure> {
 /// In a container the database may still be starting.
 async fn connect(options: &StoreOptions, patience: Duration) -> Result<Store, StoreError> {
     let deadline = Instant::now() + patience;
+    let mut told: Option<(String, Instant)> = None;
     loop {
         match Store::connect(options).await {
             Err(error) if error.is_transient() && Instant::now() < deadline => {
-                eprintln!("the database does not answer yet; waiting");
+                let reason = chain(&error).to_string();
+                if told
+                    .as_ref()
+                    .is_none_or(|(last, at)| *last != reason || at.elapsed() >= REMINDER)
+                {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    eprintln!(
+                        "waiting for the database, for {} s at most: {}",
+                        left.as_secs(),
+                        out::visible(&reason)
+                    );
+                    told = Some((reason, Instant::now()));
+                }
                 sleep(RETRY).await;
             }
             outcome => return outcome,

@@ -4,21 +4,27 @@
 use anyhow::{Context, Result, ensure};
 use isocost_common::{
     execution::ExecutionStatus,
-    id::JobId,
+    id::{AppId, ExecutionId, JobId},
     job::JobStatus,
-    store::{Dialect, Store, StoreOptions, jobs::JobRow, migrations},
+    store::{
+        Dialect, Store, StoreOptions,
+        jobs::JobRow,
+        migrations::{self, Schema},
+        outcomes,
+    },
     store_tests,
     test_support::{
         TestStore,
         given::{self, PLANNED},
     },
 };
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::{AssertSqlSafe, Connection as _, Row, migrate::Migrator};
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 store_tests! {
     migrating_again_changes_nothing,
     processes_that_start_together_migrate_once,
+    what_an_older_version_held_is_kept,
     the_schema_is_the_one_in_the_other_dialect,
     text_is_stored_as_four_byte_utf8_and_compared_by_bytes,
     due_jobs_are_found_by_their_index,
@@ -67,6 +73,72 @@ async fn processes_that_start_together_migrate_once(store: &TestStore) -> Result
         failures[0]
     );
     ensure!(same, "the schema is not complete");
+    Ok(())
+}
+
+/// Before version 5 each outcome had a row of its own, and what had ended kept its slot and its deadline.
+async fn what_an_older_version_held_is_kept(store: &TestStore) -> Result<()> {
+    const HANDLER: &str = r#"says "ümläut" \ 1"#;
+    const BODY: &str = r#"{"data":{"amount":123456789012345678901234567890,"note":"a \"quote\""}}"#;
+    let fresh = fresh_database(store).await?;
+    let migrated = Store::connect(&fresh).await?;
+    let mut older = sqlx::AnyConnection::connect(&fresh.url).await?;
+    let migrator = match store.dialect() {
+        Dialect::Sqlite => sqlx::migrate!("../migrations/sqlite"),
+        Dialect::MySql => sqlx::migrate!("../migrations/mysql"),
+    };
+    let migrator = Migrator {
+        locking: false,
+        ..migrator
+    };
+    migrator.run_direct(Some(4), &mut older, false).await?;
+    ensure!(
+        migrations::state(&migrated).await?
+            == Schema::Behind {
+                found: 4,
+                known: migrator.iter().count() as i64
+            }
+    );
+    let (execution, app) = (ExecutionId::generate(), AppId::generate());
+    for (handler, traceparent, id) in [
+        (
+            HANDLER,
+            Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+            execution,
+        ),
+        ("plain", None, ExecutionId::generate()),
+    ] {
+        sqlx::query(
+            "insert into outcome_outbox (execution_id, app_id, handler, status, body, created_at, due_at, traceparent) \
+             values (?, ?, ?, 5, ?, 1700000000000, 1700000000001, ?)",
+        )
+        .bind(id.to_string())
+        .bind(app.to_string())
+        .bind(handler)
+        .bind(BODY)
+        .bind(traceparent)
+        .execute(&mut older)
+        .await?;
+    }
+    older.close().await?;
+
+    migrations::run(&migrated).await?;
+    ensure!(columns(&migrated).await? == columns(store).await?);
+    let mut tx = migrated.begin().await?;
+    let mut batches = outcomes::claim(&mut tx, PLANNED, PLANNED, 10).await?;
+    tx.commit().await?;
+    migrated.close().await;
+    drop_database(store, &fresh).await?;
+    batches.sort_by_key(|batch| batch.outcomes[0].execution);
+    ensure!(batches.len() == 2, "{batches:?}");
+    let kept = &batches[0].outcomes[0];
+    ensure!((kept.execution, kept.app) == (execution, app));
+    ensure!(kept.handler == HANDLER && kept.body.as_str() == BODY, "{kept:?}");
+    ensure!(
+        kept.status == ExecutionStatus::Succeeded && kept.traceparent.is_some(),
+        "{kept:?}"
+    );
+    ensure!(batches[1].outcomes[0].traceparent.is_none());
     Ok(())
 }
 
