@@ -138,6 +138,9 @@ impl Cause {
             // Too many connections, not ready (Galera), shutting down, broken packets and connections, too many of one
             // user, read-only (two ways), aborted, killed or idle too long.
             1040 | 1047 | 1053 | 1152 | 1156..=1161 | 1184 | 1203 | 1290 | 1836 | 1927 | 4031 => Self::Away,
+            // Disk full (three ways), the storage engine's trouble, out of memory, a commit that failed, a global read lock,
+            // limits of a user and of prepared statements. The same rows fit when that is over.
+            1021 | 1026 | 1030 | 1041 | 1114 | 1180 | 1223 | 1226 | 1461 => Self::Away,
             _ => Self::Other,
         }
     }
@@ -150,6 +153,23 @@ impl Cause {
             // I/O error, full, cannot open.
             10 | 13 | 14 => Self::Away,
             _ => Self::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever takes a full disk for a fault of the rows throws away reports of runs that took place.
+    #[test]
+    fn a_disk_that_is_full_is_no_fault_of_the_rows() {
+        for number in [1021, 1026, 1030, 1041, 1114, 1180, 1223, 1226, 1461] {
+            assert!(matches!(Cause::of_mysql(number), Cause::Away), "{number}");
+        }
+        // Too long for its column, a missing table, a syntax error: trying again does not help.
+        for number in [1406, 1146, 1064] {
+            assert!(matches!(Cause::of_mysql(number), Cause::Other), "{number}");
         }
     }
 }
