@@ -328,6 +328,7 @@ mod tests {
         assert_eq!(changed(mine.incarnation), [mine.id]);
         assert_eq!(changed(None).len(), 2, "everybody's death, but nothing terminal");
     }
+
     #[test]
     fn a_goodbye_gives_back_uncounted_what_was_never_taken_and_a_death_counts_what_may_have_started() {
         let job = given::job();

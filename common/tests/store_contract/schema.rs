@@ -76,7 +76,7 @@ async fn processes_that_start_together_migrate_once(store: &TestStore) -> Result
     Ok(())
 }
 
-/// Before version 5 each outcome had a row of its own, and what had ended kept its slot and its deadline.
+/// Before version 5 each outcome had a row of its own.
 async fn what_an_older_version_held_is_kept(store: &TestStore) -> Result<()> {
     const HANDLER: &str = r#"says "ümläut" \ 1"#;
     const BODY: &str = r#"{"data":{"amount":123456789012345678901234567890,"note":"a \"quote\""}}"#;
