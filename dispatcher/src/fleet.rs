@@ -88,7 +88,7 @@ impl Fleet {
         member.draining = heartbeat.draining || heartbeat.bye;
         member.undraining &= member.draining;
         member.offer_handlers(&heartbeat.handlers, now);
-        member.changed = true;
+        member.changed = !member.unfit;
         true
     }
 

@@ -14,6 +14,7 @@ use crate::{
     publish::Publisher,
     reconcile::Strangers,
     recovery::Inquests,
+    registration::Refused,
 };
 use isocost_common::{
     Ports,
@@ -81,6 +82,7 @@ pub(crate) struct Leader {
     pub(crate) backlog: Backlog,
     pub(crate) publisher: Publisher,
     pub(crate) strangers: Strangers,
+    pub(crate) refused: Refused,
     pub(crate) inquests: Inquests,
     pub(crate) app_limits: HashMap<AppId, u32>,
     /// Nothing is claimed or placed.
@@ -138,6 +140,7 @@ impl Leader {
             backlog: Backlog::default(),
             publisher: Publisher::new(Arc::clone(&ports.broker), office.names.clone()),
             strangers: Strangers::default(),
+            refused: Refused::default(),
             inquests: Inquests::new(office.probe.clone()),
             app_limits: HashMap::new(),
             maintenance: false,

@@ -23,6 +23,7 @@ mod placement;
 mod publish;
 mod reconcile;
 mod recovery;
+mod registration;
 pub mod relay;
 
 pub use error::Error;

@@ -61,6 +61,9 @@ impl Leader {
             // It cannot know yet: its tombstone may have been lost.
             return self.inquests.entomb_again(incarnation);
         }
+        if let Err(unfit) = heartbeat.check() {
+            return self.refuse_registration(&heartbeat.worker, incarnation, &unfit);
+        }
         if !self.fleet.observe(heartbeat, heard_at, self.store.now()) {
             return;
         }
@@ -72,7 +75,7 @@ impl Leader {
             // A death is final: what it reports after that may lie behind the marker, so its goodbye proves nothing.
             member.ended.get_or_insert(WorkerStatus::Offline);
         }
-        self.registrations |= !member.registered || member.status() != member.stored_status;
+        self.registrations |= !(member.registered || member.unfit) || member.status() != member.stored_status;
         self.compare_holdings(heartbeat, heard_at);
     }
 
@@ -215,53 +218,6 @@ impl Leader {
             is_overdue(row.started_at, row.timeout_ms)
         })
         .await?;
-        Ok(())
-    }
-
-    /// Writes the rows of members that are new or changed; afterwards new ones may be given work.
-    pub(crate) async fn save_members(&mut self, now: Instant) -> Result<(), StoreError> {
-        let rows: Vec<_> = self
-            .fleet
-            .members_mut()
-            .filter(|member| member.changed)
-            .map(|member| member.row(now))
-            .collect();
-        let statuses: Vec<(IncarnationId, WorkerStatus)> = self
-            .fleet
-            .members()
-            .filter(|member| member.status() != member.stored_status)
-            .map(|member| (member.incarnation, member.status()))
-            .collect();
-        let fresh: Vec<IncarnationId> = self
-            .fleet
-            .members()
-            .filter(|member| member.changed && !member.registered)
-            .map(|member| member.incarnation)
-            .collect();
-        let mut tx = self.store.begin().await?;
-        epoch::guard(&mut tx, self.tenure.epoch).await?;
-        workers::save(&mut tx, &rows).await?;
-        workers::set_status(&mut tx, &statuses, self.store.now()).await?;
-        let known = workers::statuses(&mut tx, &fresh).await?;
-        tx.commit().await?;
-        for member in self.fleet.members_mut() {
-            if std::mem::take(&mut member.changed) {
-                member.registered = true;
-            }
-            member.stored_status = member.status();
-        }
-        for (incarnation, status) in known.into_iter().filter(|(_, status)| status.has_ended()) {
-            if let Some(member) = self.fleet.member_mut(incarnation) {
-                member.ended = Some(status);
-                member.stored_status = status;
-            }
-            self.inquests.entomb_again(incarnation);
-        }
-        for row in rows.iter().filter(|row| fresh.contains(&row.incarnation)) {
-            info!(worker.id = %row.worker, incarnation = %row.incarnation, "a worker has registered");
-        }
-        self.registrations = false;
-        self.backlog.is_stale = true;
         Ok(())
     }
 

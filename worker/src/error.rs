@@ -1,7 +1,7 @@
 //! Why a worker could not start, or had to stop.
 
 use isocost_common::{
-    config::ConfigError, connect::ConnectError, id::InvalidWorkerId, observe::ObserveError,
+    config::ConfigError, connect::ConnectError, id::InvalidWorkerId, message::Unfit, observe::ObserveError,
     telemetry::TelemetryError,
 };
 
@@ -34,6 +34,9 @@ pub enum Error {
     /// The worker's name cannot be used.
     #[error("naming the worker; set worker.id")]
     Name(#[source] InvalidWorkerId),
+    /// The scheduler could not write down what the worker is and offers.
+    #[error("the worker cannot be registered")]
+    Unfit(#[source] Unfit),
     /// The probe cannot listen.
     #[error("listening on {address} for probes (worker.listen)")]
     Listen {

@@ -1,7 +1,7 @@
 //! What a worker process keeps over all its incarnations.
 
 use crate::{
-    WorkerPorts, bulkhead::Bulkhead, database_clock::DatabaseClock, handler::Handler,
+    WorkerPorts, bulkhead::Bulkhead, database_clock::DatabaseClock, handler::Handler, handler_log,
     incarnation::Incarnation, pool::HandlerPool,
 };
 use isocost_common::{
@@ -9,6 +9,7 @@ use isocost_common::{
     config::Config,
     coordination::Coordination,
     id::{IncarnationId, WorkerId},
+    message::Unfit,
 };
 use parking_lot::Mutex;
 use std::{
@@ -102,6 +103,12 @@ impl Runtime {
     pub(crate) fn prefetch(&self) -> u16 {
         let slots: u64 = self.offers.values().map(|offer| u64::from(offer.slots)).sum();
         u16::try_from(2 * slots + 64).unwrap_or(u16::MAX)
+    }
+
+    /// Whether the leader will be able to register this worker: found out before it says a word.
+    pub(crate) fn check_registration(self: &Arc<Self>) -> Result<(), Unfit> {
+        let (log, _unread) = handler_log::channel();
+        Incarnation::new(self, log).heartbeat(100, false).check()
     }
 
     /// The queue of an incarnation's dispatches.

@@ -140,6 +140,7 @@ impl WorkerBuilder {
             port: address.port(),
         };
         let runtime = Runtime::new(self.config, identity, ports, offers, HandlerPool::start()?);
+        runtime.check_registration().map_err(Error::Unfit)?;
 
         self.readiness.check("worker", {
             let runtime = Arc::clone(&runtime);

@@ -1,7 +1,11 @@
 //! `[worker]`.
 
 use super::ConfigError;
-use crate::{id::WorkerId, job::Selector};
+use crate::{
+    id::WorkerId,
+    job::Selector,
+    message::{MAX_HOST_CHARS, check_labels},
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -69,6 +73,16 @@ impl WorkerConfig {
                 self.listen.parse::<std::net::SocketAddr>().is_ok(),
                 "worker.listen",
                 "must be an IP address and a port, such as 0.0.0.0:0",
+            ),
+            (
+                self.advertise.chars().count() <= MAX_HOST_CHARS,
+                "worker.advertise",
+                "must be a host name or address of at most 255 characters",
+            ),
+            (
+                check_labels(&self.labels).is_ok(),
+                "worker.labels",
+                "must have at most 65535 bytes as JSON, all together",
             ),
             (
                 self.commands.iter().all(|path| path.starts_with('/')),

@@ -8,7 +8,7 @@ pub mod report;
 
 pub use control::{ControlAction, ControlMessage};
 pub use dispatch::{DispatchMessage, DispatchedExecution};
-pub use heartbeat::{HandlerLoad, Heartbeat, Holdings};
+pub use heartbeat::{HandlerLoad, Heartbeat, Holdings, MAX_HOST_CHARS, Unfit, check_labels};
 pub use log::{LogLevel, LogLine, LogMessage, Progress};
 pub use report::{Report, ReportEvent, ReportMessage, Settled, SettledMessage};
 

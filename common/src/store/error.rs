@@ -28,6 +28,10 @@ pub enum StoreError {
     /// A unique key is taken.
     #[error("a row with this key exists already")]
     Duplicate(#[source] Sqlx),
+    /// A value does not fit its column, or a constraint stands against it: it is the rows' fault, and the same rows are
+    /// refused again.
+    #[error("the database refuses the rows")]
+    Refused(#[source] Sqlx),
     /// This process is no longer the leader: a newer epoch stands in the database.
     #[error("epoch {mine} is over: the database is at epoch {current}")]
     StaleEpoch {
@@ -42,7 +46,7 @@ pub enum StoreError {
     /// The schema cannot be brought up to date.
     #[error("migrating the schema")]
     Migrate(#[source] sqlx::migrate::MigrateError),
-    /// Anything else the database said.
+    /// Anything else the database said. Whether trying again helps is not known; that the rows are to blame is not said.
     #[error("database error")]
     Database(#[source] Sqlx),
 }
@@ -65,6 +69,7 @@ impl StoreError {
             Sqlx::Database(database) => match Cause::of(&**database) {
                 Cause::Conflict => Self::Retryable(error),
                 Cause::Away => Self::Unavailable(error),
+                Cause::Rows => Self::Refused(error),
                 Cause::Other => Self::Database(error),
             },
             _ => Self::Database(error),
@@ -78,6 +83,13 @@ impl StoreError {
             self,
             Self::Unavailable(_) | Self::Retryable(_) | Self::UnknownCommit(_)
         )
+    }
+
+    /// True when the rows themselves are to blame, so that others may well be written or read, and these never. Only
+    /// then may somebody give them up.
+    #[must_use]
+    pub const fn is_fault_of_the_rows(&self) -> bool {
+        matches!(self, Self::Refused(_) | Self::Duplicate(_) | Self::Corrupt(_))
     }
 }
 
@@ -116,13 +128,15 @@ enum Cause {
     Conflict,
     /// The database cannot work at the moment.
     Away,
+    /// What was to be written does not fit.
+    Rows,
     Other,
 }
 
 impl Cause {
     fn of(error: &dyn DatabaseError) -> Self {
         if let Some(error) = error.try_downcast_ref::<MySqlDatabaseError>() {
-            return Self::of_mysql(error.number());
+            return Self::of_mysql(error.number(), error.code().unwrap_or_default());
         }
         let code = error
             .try_downcast_ref::<SqliteError>()
@@ -131,7 +145,9 @@ impl Cause {
             .map_or(Self::Other, Self::of_sqlite)
     }
 
-    const fn of_mysql(number: u16) -> Self {
+    /// `state` is the SQLSTATE, which sorts errors in the same way on every server: class 22 is of the data, 23 of the
+    /// constraints.
+    fn of_mysql(number: u16, state: &str) -> Self {
         match number {
             // Lock wait timeout, deadlock, record changed (MariaDB), rolled back by group replication.
             1205 | 1213 | 1020 | 3101 => Self::Conflict,
@@ -141,6 +157,10 @@ impl Cause {
             // Disk full (three ways), the storage engine's trouble, out of memory, a commit that failed, a global read lock,
             // limits of a user and of prepared statements. The same rows fit when that is over.
             1021 | 1026 | 1030 | 1041 | 1114 | 1180 | 1223 | 1226 | 1461 => Self::Away,
+            // Without a state of their own: a longer packet than the server takes, characters that the column does not have
+            // (MySQL), a check that failed (MySQL).
+            1153 | 1366 | 3819 => Self::Rows,
+            _ if state.starts_with("22") || state.starts_with("23") => Self::Rows,
             _ => Self::Other,
         }
     }
@@ -152,6 +172,8 @@ impl Cause {
             5 | 6 => Self::Conflict,
             // I/O error, full, cannot open.
             10 | 13 | 14 => Self::Away,
+            // Too big, a constraint, a type that does not match.
+            18..=20 => Self::Rows,
             _ => Self::Other,
         }
     }
@@ -165,11 +187,33 @@ mod tests {
     #[test]
     fn a_disk_that_is_full_is_no_fault_of_the_rows() {
         for number in [1021, 1026, 1030, 1041, 1114, 1180, 1223, 1226, 1461] {
-            assert!(matches!(Cause::of_mysql(number), Cause::Away), "{number}");
+            assert!(
+                matches!(Cause::of_mysql(number, "HY000"), Cause::Away),
+                "{number}"
+            );
         }
-        // Too long for its column, a missing table, a syntax error: trying again does not help.
-        for number in [1406, 1146, 1064] {
-            assert!(matches!(Cause::of_mysql(number), Cause::Other), "{number}");
+    }
+
+    #[test]
+    fn only_data_and_constraints_are_the_fault_of_the_rows() {
+        let data = [
+            (1406, "22001"),
+            (1264, "22003"),
+            (1048, "23000"),
+            (1366, "HY000"),
+            (1153, "08S01"),
+        ];
+        for (number, state) in data {
+            assert!(matches!(Cause::of_mysql(number, state), Cause::Rows), "{number}");
+        }
+        // A missing table, a syntax error, a trigger that somebody wrote, an error that nobody knows: not the rows'.
+        for (number, state) in [
+            (1146, "42S02"),
+            (1064, "42000"),
+            (1644, "45000"),
+            (65_000, "HY000"),
+        ] {
+            assert!(matches!(Cause::of_mysql(number, state), Cause::Other), "{number}");
         }
     }
 }

@@ -134,11 +134,11 @@ pub async fn admit(store: &Store, jobs: &[JobRow]) -> Result<Vec<Admission>, Sto
                     holder.is_none()
                 });
             }
-            Err(StoreError::Database(error)) if order.len() == 1 => {
-                admissions[order[0]] = Some(Admission::Failed(Arc::new(StoreError::Database(error))));
+            Err(error @ (StoreError::Database(_) | StoreError::Refused(_))) if order.len() == 1 => {
+                admissions[order[0]] = Some(Admission::Failed(Arc::new(error)));
                 order.clear();
             }
-            Err(error @ StoreError::Database(_)) => {
+            Err(error @ (StoreError::Database(_) | StoreError::Refused(_))) => {
                 warn!(jobs = order.len(), %error, "one job of a group cannot be stored; looking for it");
                 let (left, right) = wanted.split_at(wanted.len() / 2);
                 let mut judged = Box::pin(admit(store, left)).await?;

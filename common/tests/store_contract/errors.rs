@@ -56,7 +56,7 @@ async fn a_missing_value_is_no_duplicate(store: &TestStore) -> Result<()> {
         .await;
     let error = StoreError::from(failed.err().context("null was accepted")?);
     ensure!(
-        matches!(error, StoreError::Database(_)) && !error.is_transient(),
+        matches!(error, StoreError::Refused(_)) && error.is_fault_of_the_rows() && !error.is_transient(),
         "{error:?}"
     );
     Ok(())

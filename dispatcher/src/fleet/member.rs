@@ -64,6 +64,8 @@ pub(crate) struct Member {
     pub(crate) registered: bool,
     /// Its row lags behind.
     pub(crate) changed: bool,
+    /// The database refuses its row: it is not written any more.
+    pub(crate) unfit: bool,
     /// The status its row shows.
     pub(crate) stored_status: WorkerStatus,
     pub(super) registered_at: EpochMillis,
@@ -139,6 +141,7 @@ impl Member {
             ended: None,
             registered: false,
             changed: false,
+            unfit: false,
             stored_status: WorkerStatus::Online,
             registered_at: EpochMillis(0),
             last_heartbeat: EpochMillis(0),

@@ -3,8 +3,10 @@
 //! the redelivery.
 //!
 //! The results queue has one active consumer at a time, so reports are taken in the order in which they were confirmed:
-//! that is what *unknown* relies on. A report that cannot be taken in is set aside alone, after everything that could.
+//! that is what *unknown* relies on. A report that cannot be taken in is given up alone, after everything that could, and
+//! only when it is to blame itself ([`dead_letters`]); otherwise it waits, and with it everything after it.
 
+mod dead_letters;
 pub mod decide;
 mod flush;
 pub mod fold;
@@ -21,22 +23,24 @@ use isocost_common::{
     config::Config,
     crash_point::{CrashPoint, reach},
     error_chain::chain,
-    execution::limit_text,
     message::{ReportMessage, SettledMessage, Wake, kind},
-    store::{Store, StoreError, transitions},
+    readiness::{Flag, Readiness},
     time::EpochMillis,
 };
 use metrics::{counter, gauge, histogram};
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 use take::{Taken, take_in};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, error, warn};
+use tracing::{debug, warn};
 
 /// Waited for more reports after the first: less than anybody notices, enough to share a commit.
 const LINGER: Duration = Duration::from_millis(2);
 const BACKLOG_EVERY: Duration = Duration::from_secs(5);
 /// How long a newer dispatcher has to take over the queue of results.
 const LEFT_TO_OTHERS: Duration = Duration::from_secs(5);
+/// Reports that wait longer than this for the database are told of in the readiness.
+const WORTH_TELLING: Duration = Duration::from_secs(3);
 
 /// Why the intake could not start.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +68,7 @@ pub async fn run(config: Config, ports: Ports, shutdown: CancellationToken) -> R
         batch: usize::try_from(config.dispatcher.intake_batch).unwrap_or(1_000),
         names,
         topology,
+        taking_in: told_of_in(&ports.readiness),
         ports,
         shutdown,
     };
@@ -71,16 +76,27 @@ pub async fn run(config: Config, ports: Ports, shutdown: CancellationToken) -> R
     Ok(())
 }
 
+/// A process whose intake waits for the database is not ready.
+fn told_of_in(readiness: &Readiness) -> Flag {
+    let taking_in = readiness.flag("results", "not taken in yet");
+    taking_in.met();
+    taking_in
+}
+
 struct Intake {
     batch: usize,
     names: Names,
     topology: Topology,
+    /// Whether the database takes reports.
+    taking_in: Flag,
     ports: Ports,
     shutdown: CancellationToken,
 }
 
 /// The process shuts down while the database is away: what is unacked comes again.
 struct Interrupted;
+
+type Pauses = Box<dyn Iterator<Item = Duration> + Send>;
 
 impl Intake {
     fn subscribe(&self, queue: String) -> Subscription {
@@ -96,7 +112,7 @@ impl Intake {
             .needed(&self.ports.readiness, "results queue");
         while let Some((deliveries, acker)) = subscription.next(self.batch, LINGER).await {
             let (markers, deliveries) = without_markers(deliveries);
-            let (messages, newer) = read(&deliveries, acker.as_ref()).await;
+            let (messages, newer) = self.read(&deliveries, acker.as_ref()).await;
             for part in cut(&messages, self.batch) {
                 if self.take_in_part(part, acker.as_ref()).await.is_err() {
                     return;
@@ -123,7 +139,36 @@ impl Intake {
         }
     }
 
-    /// Takes in whole messages and acks them; what is poison goes to the dead letters.
+    /// Reads the messages; one that makes no sense goes to the dead letters at once. One that only a newer program can
+    /// read is kept for such a program, unacked, with everything after it: reports are taken in in order. Then it is also
+    /// said why to step aside.
+    async fn read<'a>(
+        &self,
+        deliveries: &'a [Delivery],
+        acker: &dyn Acker,
+    ) -> (Vec<(&'a Delivery, ReportMessage)>, Option<String>) {
+        let mut messages = Vec::with_capacity(deliveries.len());
+        for delivery in deliveries {
+            match delivery.message.parse() {
+                Ok(message) => messages.push((delivery, message)),
+                Err(newer) if newer.is_newer() => {
+                    let why = format!("a report waits for a newer version of this program: {newer}");
+                    return (messages, Some(why));
+                }
+                Err(cause) => {
+                    let why = format!("it cannot be read: {cause}");
+                    self.bury(delivery, &why, acker).await;
+                }
+            }
+        }
+        (messages, None)
+    }
+
+    async fn bury(&self, delivery: &Delivery, why: &str, acker: &dyn Acker) {
+        dead_letters::bury(self.ports.broker.as_ref(), &self.names, delivery, why, acker).await;
+    }
+
+    /// Takes in whole messages and acks them; what is to be given up goes to the dead letters.
     async fn take_in_part(
         &self,
         part: &[(&Delivery, ReportMessage)],
@@ -131,13 +176,12 @@ impl Intake {
     ) -> Result<(), Interrupted> {
         let items = items(part);
         histogram!("isocost_intake_batch_reports").record(items.len() as f64);
-        let poisoned = self.take_in_all(&items).await?;
+        let given_up = self.take_in_all(&items).await?;
         let mut done = Vec::with_capacity(part.len());
         for (index, (delivery, _)) in part.iter().enumerate() {
-            if poisoned.contains(&index) {
-                acker.dead_letter(delivery.tag).await;
-            } else {
-                done.push(delivery.tag);
+            match given_up.get(&index) {
+                Some(why) => self.bury(delivery, why, acker).await,
+                None => done.push(delivery.tag),
             }
         }
         reach(CrashPoint::IntakeAnnounced);
@@ -145,73 +189,54 @@ impl Intake {
         Ok(())
     }
 
-    /// Takes in all items in order, halving whatever fails until the failing one stands alone. Returns the messages
-    /// of those.
-    async fn take_in_all(&self, items: &[Item]) -> Result<BTreeSet<usize>, Interrupted> {
-        let mut poisoned = BTreeSet::new();
+    /// Takes in all items in order, halving whatever fails until the failing one stands alone. That one is given up when
+    /// it is to blame itself, and else tried until it goes. Returns the messages with given up items, and why.
+    async fn take_in_all(&self, items: &[Item]) -> Result<BTreeMap<usize, String>, Interrupted> {
+        let mut given_up = BTreeMap::new();
         let mut parts = vec![items];
+        let mut pauses: Pauses = Box::new(patient());
+        let mut failing_since = None;
         while let Some(part) = parts.pop() {
-            let failure = match self.take_in_patiently(part).await? {
+            let failure = match take_in(&self.ports.store, part).await {
                 Ok(taken) => {
                     reach(CrashPoint::IntakeCommitted);
+                    self.taking_in.met();
+                    (pauses, failing_since) = (Box::new(patient()), None);
                     self.announce(taken).await;
                     continue;
                 }
                 Err(failure) => failure,
             };
-            if let [item] = part {
-                if self.set_aside(item, &failure).await {
-                    poisoned.insert(item.delivery);
-                    continue;
-                }
-                // The database takes nothing at all: this is an outage and not the report's fault.
-                if !pause(&self.shutdown, Duration::from_secs(1)).await {
-                    return Err(Interrupted);
-                }
-                parts.push(part);
-            } else {
+            let cause = chain(&failure).to_string();
+            if part.len() > 1 && !failure.is_transient() {
                 let (first, second) = part.split_at(part.len() / 2);
                 parts.extend([second, first]);
+                continue;
             }
-        }
-        Ok(poisoned)
-    }
-
-    /// Tries again for as long as the database is away. The inner error is one that trying again does not change.
-    async fn take_in_patiently(&self, items: &[Item]) -> Result<Result<Taken, StoreError>, Interrupted> {
-        let mut pauses = patient();
-        loop {
-            match take_in(&self.ports.store, items).await {
-                Err(failure) if failure.is_transient() => {
-                    warn!(error = %chain(&failure), "taking in reports again");
-                }
-                outcome => return Ok(outcome),
+            if failure.is_fault_of_the_rows() && self.note(&part[0], &cause).await {
+                given_up.insert(part[0].delivery, cause);
+                continue;
             }
+            warn!(reports = part.len(), error = cause, "taking in reports again");
+            if failing_since.get_or_insert_with(Instant::now).elapsed() >= WORTH_TELLING {
+                self.taking_in.missing(&format!("reports wait: {cause}"));
+            }
+            parts.push(part);
             if !pause(&self.shutdown, pauses.next().unwrap_or_default()).await {
                 return Err(Interrupted);
             }
         }
+        Ok(given_up)
     }
 
-    /// Notes on the execution that a report was set aside. False when not even that could be written.
-    async fn set_aside(&self, item: &Item, failure: &StoreError) -> bool {
-        let cause = chain(failure).to_string();
-        match note_poison(&self.ports.store, item, &cause).await {
-            Ok(()) => {
-                counter!("isocost_reports_dead_total").increment(1);
-                error!(
-                    execution.id = %item.claim.execution,
-                    dispatch_seq = item.claim.dispatch_seq,
-                    error = cause,
-                    "a report cannot be taken in and goes to the dead letters"
-                );
-                true
-            }
-            Err(probe) => {
-                warn!(error = %chain(&probe), "the database takes nothing in");
-                false
-            }
+    /// Notes on the execution that a report is given up. False when not even that could be written: then the database
+    /// takes nothing at all, and the report is not to blame.
+    async fn note(&self, item: &Item, cause: &str) -> bool {
+        let noted = dead_letters::note(&self.ports.store, item, cause).await;
+        if let Err(probe) = &noted {
+            warn!(error = %chain(probe), "the database takes nothing in");
         }
+        noted.is_ok()
     }
 
     /// Tells the leader what changed and the relay what to deliver. Best effort: the leader reloads from the database,
@@ -281,31 +306,6 @@ fn without_markers(deliveries: Vec<Delivery>) -> (Vec<Delivery>, Vec<Delivery>) 
         .partition(|delivery| delivery.message.kind == kind::MARKER)
 }
 
-/// Reads the messages; one that makes no sense goes to the dead letters at once. One that only a newer program can read
-/// is kept for such a program, unacked, with everything after it: reports are taken in in order. Then it is also said why
-/// to step aside.
-async fn read<'a>(
-    deliveries: &'a [Delivery],
-    acker: &dyn Acker,
-) -> (Vec<(&'a Delivery, ReportMessage)>, Option<String>) {
-    let mut messages = Vec::with_capacity(deliveries.len());
-    for delivery in deliveries {
-        match delivery.message.parse() {
-            Ok(message) => messages.push((delivery, message)),
-            Err(newer) if newer.is_newer() => {
-                let why = format!("a report waits for a newer version of this program: {newer}");
-                return (messages, Some(why));
-            }
-            Err(cause) => {
-                counter!("isocost_reports_dead_total").increment(1);
-                error!(message.id = delivery.message.message_id, error = %cause, "a report cannot be read");
-                acker.dead_letter(delivery.tag).await;
-            }
-        }
-    }
-    (messages, None)
-}
-
 /// Cuts messages into parts of about `limit` reports; a message is never split.
 fn cut<'a, 'd>(
     messages: &'a [(&'d Delivery, ReportMessage)],
@@ -338,21 +338,6 @@ fn items(part: &[(&Delivery, ReportMessage)]) -> Vec<Item> {
             })
         })
         .collect()
-}
-
-async fn note_poison(store: &Store, item: &Item, cause: &str) -> Result<(), StoreError> {
-    let now = store.now();
-    let message = format!(
-        "a report of its worker could not be taken in: {}",
-        limit_text(cause, 300)
-    );
-    store
-        .transact(|| async {
-            let mut tx = store.begin().await?;
-            transitions::note(&mut tx, item.claim, &message, now).await?;
-            tx.commit().await
-        })
-        .await
 }
 
 fn record(taken: &Taken) {

@@ -135,12 +135,11 @@ async fn a_report_that_cannot_be_taken_in_is_set_aside_alone() -> anyhow::Result
     for _ in 0..5 {
         rows.push(site.dispatched(RetryPolicy::default()).await?);
     }
-    let mut tx = site.store.begin().await?;
-    sqlx::query("update job_execution set class_key = class_key, trigger_kind = 99 where id = ?")
-        .bind(rows[2].id.to_string())
-        .execute(&mut *tx)
-        .await?;
-    tx.commit().await?;
+    let spoil = format!(
+        "update job_execution set trigger_kind = 99 where id = '{}'",
+        rows[2].id
+    );
+    site.execute(&spoil).await?;
     let mut dead = site
         .broker
         .consume(&site.names.dead_results_queue(), consuming())
@@ -149,7 +148,13 @@ async fn a_report_that_cannot_be_taken_in_is_set_aside_alone() -> anyhow::Result
         site.report(vec![(row.claim(), finished(&site.store, success()))])
             .await?;
     }
-    let set_aside: isocost_common::message::ReportMessage = next(dead.as_mut()).await?.parse()?;
+    let letter = next(dead.as_mut()).await?;
+    let why = letter.headers.get("x-isocost-problem-detail");
+    assert!(
+        why.is_some_and(|why| why.contains("trigger_kind = 99")),
+        "{why:?}"
+    );
+    let set_aside: ReportMessage = letter.parse()?;
     assert_eq!(set_aside.reports[0].claim, rows[2].claim());
     for row in rows.iter().filter(|row| row.id != rows[2].id) {
         site.eventually(row.id, ExecutionStatus::Succeeded).await?;
@@ -162,6 +167,44 @@ async fn a_report_that_cannot_be_taken_in_is_set_aside_alone() -> anyhow::Result
         said.starts_with("a report of its worker could not be taken in"),
         "{said}"
     );
+    site.stop().await
+}
+
+/// Only rows that are to blame are given up. A table that is away stands for every error that nobody thought of.
+#[tokio::test]
+async fn a_report_waits_for_as_long_as_the_database_cannot_write_it() -> anyhow::Result<()> {
+    let site = Site::start().await?;
+    let rows = [
+        site.dispatched(RetryPolicy::default()).await?,
+        site.dispatched(RetryPolicy::default()).await?,
+    ];
+    site.execute("alter table callback_delivery rename to moved")
+        .await?;
+    for row in &rows {
+        site.report(vec![(row.claim(), finished(&site.store, success()))])
+            .await?;
+    }
+    let told = async {
+        loop {
+            let report = site.readiness.report().await;
+            let results = report.checks.iter().find(|check| check.name == "results");
+            if let Some(check) = results.filter(|check| !check.ready) {
+                return check.message.clone().unwrap_or_default();
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let said = timeout(Duration::from_secs(20), told).await?;
+    assert!(said.contains("callback_delivery"), "{said}");
+    assert_eq!(site.ready(&site.names.dead_results_queue()).await?, 0);
+
+    site.execute("alter table moved rename to callback_delivery")
+        .await?;
+    for row in &rows {
+        site.eventually(row.id, ExecutionStatus::Succeeded).await?;
+    }
+    let report = site.readiness.report().await;
+    assert!(report.ready, "{report:?}");
     site.stop().await
 }
 

@@ -13,6 +13,7 @@ use isocost_common::{
     job::{JobStatus, RetryPolicy, Trigger},
     message::{Report, ReportEvent, ReportMessage, SettledMessage, kind},
     raw_json::RawJson,
+    readiness::Readiness,
     store::{
         Store, StoreOptions,
         executions::{self, ExecutionRow, TriggerKind},
@@ -22,6 +23,7 @@ use isocost_common::{
     test_support::given,
     time::EpochMillis,
 };
+use sqlx::AssertSqlSafe;
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -36,6 +38,7 @@ pub(crate) struct Site {
     pub(crate) names: Names,
     pub(crate) worker: WorkerId,
     pub(crate) incarnation: IncarnationId,
+    pub(crate) readiness: Readiness,
     settled: Box<dyn Consumer>,
     shutdown: CancellationToken,
     running: JoinHandle<Result<(), isocost_dispatcher::intake::Error>>,
@@ -58,11 +61,12 @@ impl Site {
             .await?;
         let queue = names.listener_queue(&names.settled_exchange(), "test");
         let settled = broker.consume(&queue, consuming()).await?;
+        let readiness = Readiness::default();
         let ports = Ports {
             store: store.clone(),
             broker: broker.clone(),
             coordination: MemoryCoordination::new(),
-            readiness: Default::default(),
+            readiness: readiness.clone(),
         };
         let shutdown = CancellationToken::new();
         let running = tokio::spawn(isocost_dispatcher::intake::run(config, ports, shutdown.clone()));
@@ -73,6 +77,7 @@ impl Site {
             names,
             worker: WorkerId::parse("worker-a")?,
             incarnation: IncarnationId::generate(),
+            readiness,
             settled,
             shutdown,
             running,
@@ -165,6 +170,15 @@ impl Site {
         let outcomes = self.broker.publish(vec![publication]).await;
         anyhow::ensure!(outcomes == [PublishOutcome::Confirmed], "{outcomes:?}");
         Ok(())
+    }
+
+    /// Does something to the database behind the intake's back.
+    pub(crate) async fn execute(&self, sql: &str) -> anyhow::Result<()> {
+        let mut tx = self.store.begin().await?;
+        sqlx::query(AssertSqlSafe(sql.to_owned()))
+            .execute(&mut *tx)
+            .await?;
+        Ok(tx.commit().await?)
     }
 
     pub(crate) async fn next_settled(&mut self) -> anyhow::Result<SettledMessage> {

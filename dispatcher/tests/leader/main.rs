@@ -3,5 +3,6 @@
 mod claiming;
 mod placing;
 mod recovering;
+mod registering;
 mod worker;
 mod world;
