@@ -1,23 +1,25 @@
 use crate::worker::ScriptedWorker;
-use crate::world::World;
-use isocost_common::{store::Dialect, test_support::TestStore};
+use crate::world::{SOON, World};
+use isocost_common::{
+    store::Dialect,
+    test_support::{TestStore, eventually},
+};
 
 /// One that cannot be registered beats beside one that can: only that one is given work.
 async fn only_the_other_one_works(world: &World, mut unfit: ScriptedWorker) -> anyhow::Result<()> {
     let dispatcher = world.start_dispatcher();
     let mut fit = ScriptedWorker::start(world, "fit", "noop", 5).await?;
-    for _ in 0..3 {
+    let rows = eventually("a worker is registered", SOON, async || {
         unfit.beat().await?;
         fit.beat().await?;
-    }
-    world.introduce(&mut fit).await?;
+        let rows = world.count("select count(*) from worker_node").await?;
+        Ok((rows > 0).then_some(rows))
+    })
+    .await?;
+    assert_eq!(rows, 1, "only one can be registered");
     world.submit(&world.due_jobs("noop", 5)).await?;
     fit.next_many(5).await?;
-    unfit.beat().await?;
-    world.submit(&world.due_jobs("noop", 1)).await?;
     unfit.gets_nothing().await?;
-    let rows = world.count("select count(*) from worker_node").await?;
-    assert_eq!(rows, 1);
     dispatcher.stop().await
 }
 
