@@ -7,7 +7,11 @@ use isocost_common::{
     time::EpochMillis,
 };
 use parking_lot::Mutex;
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 use tokio::time::Instant;
 use tracing::debug;
 
@@ -16,6 +20,8 @@ const FRESH_FOR: Duration = Duration::from_secs(1);
 
 /// A leader shows itself every two seconds, and a clean handover is much faster than this.
 const LEADERLESS_AFTER: Duration = Duration::from_secs(10);
+/// Workers beat every second by default, and the leader writes that down every two.
+const UNHEARD_AFTER: Duration = Duration::from_secs(10);
 
 /// The list.
 #[derive(Default)]
@@ -38,6 +44,8 @@ pub(crate) struct Known {
     pub(crate) draining: BTreeSet<String>,
     /// Nothing is claimed or placed.
     pub(crate) maintenance: bool,
+    /// When a worker that offers the handler was last heard of.
+    heard_at: BTreeMap<String, EpochMillis>,
     /// When a dispatcher last led.
     leader_seen: Option<EpochMillis>,
 }
@@ -58,6 +66,19 @@ impl Known {
             }
             Some(_) => None,
         }
+    }
+}
+
+impl Known {
+    /// Says so when no worker that offers the handler was heard of lately: then none is given anything.
+    pub(crate) fn unheard(&self, handler: &str, beat: Duration, now: EpochMillis) -> Option<String> {
+        let last = *self.heard_at.get(handler)?;
+        (last + UNHEARD_AFTER.max(beat * 5) < now).then(|| {
+            format!(
+                "no worker that offers the handler was heard of since {last}; see that the workers run and reach RabbitMQ: \
+                 their logs and their /readyz say what is missing"
+            )
+        })
     }
 }
 
@@ -88,6 +109,7 @@ async fn read(store: &Store) -> Result<Known, StoreError> {
     Ok(Known {
         offered: handlers.online,
         draining: handlers.draining,
+        heard_at: handlers.heard_at,
         maintenance: settings::is_maintenance(&settings),
         leader_seen: epoch::last_presence(&mut connection).await?,
     })

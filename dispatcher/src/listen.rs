@@ -5,7 +5,8 @@ use isocost_common::{
     broker::{Broker, ConsumeOptions, ConsumerEnded, Delivery, Topology, next_batch, topology::Names},
     message::{Heartbeat, Marker, SettledMessage, Wake, kind},
 };
-use std::{sync::Arc, time::Duration};
+use parking_lot::Mutex;
+use std::{convert::Infallible, sync::Arc, time::Duration};
 use tokio::{
     sync::mpsc,
     task::JoinSet,
@@ -36,6 +37,9 @@ pub(crate) enum Event {
     Wake(Wake),
 }
 
+/// So many beats without a heartbeat, and the queue is bound anew: nobody is told when a binding is lost.
+const SILENT_BEATS: u32 = 3;
+
 /// The three listeners of one term.
 pub(crate) struct Listeners {
     tasks: JoinSet<()>,
@@ -49,6 +53,7 @@ impl Listeners {
         broker: &Arc<dyn Broker>,
         names: &Names,
         process: &str,
+        heartbeat: Duration,
         term: &CancellationToken,
     ) -> Self {
         let (sender, events) = mpsc::channel(INBOX);
@@ -64,6 +69,8 @@ impl Listeners {
                 topology: names.listener_topology(exchange, process),
                 queue: names.listener_queue(exchange, process),
                 hears_heartbeats: *exchange == exchanges[0],
+                silence: heartbeat * SILENT_BEATS,
+                heard_at: Mutex::new(Instant::now()),
                 events: sender.clone(),
                 term: term.clone(),
             };
@@ -88,6 +95,9 @@ struct Listener {
     topology: Topology,
     queue: String,
     hears_heartbeats: bool,
+    /// No heartbeat for so long is suspicious.
+    silence: Duration,
+    heard_at: Mutex<Instant>,
     events: mpsc::Sender<Event>,
     term: CancellationToken,
 }
@@ -95,7 +105,11 @@ struct Listener {
 impl Listener {
     async fn run(self) {
         while !self.term.is_cancelled() {
-            match self.listen().await {
+            let listened = tokio::select! {
+                listened = self.listen() => listened,
+                never = self.bind_again() => match never {},
+            };
+            match listened {
                 Ok(()) => break,
                 Err(reason) => debug!(queue = self.queue, reason, "listening again"),
             }
@@ -106,6 +120,22 @@ impl Listener {
         }
         if let Err(error) = self.broker.delete_queue(&self.queue).await {
             debug!(queue = self.queue, %error, "the queue goes with its connection");
+        }
+    }
+
+    /// Binds the queue anew whenever it was silent for long: without workers for nothing, else because somebody deleted
+    /// the exchange or the binding.
+    async fn bind_again(&self) -> Infallible {
+        if !self.hears_heartbeats {
+            return std::future::pending().await;
+        }
+        loop {
+            sleep(self.silence).await;
+            if self.heard_at.lock().elapsed() >= self.silence
+                && let Err(error) = self.broker.declare(&self.topology).await
+            {
+                debug!(queue = self.queue, %error, "binding the queue again");
+            }
         }
     }
 
@@ -135,6 +165,7 @@ impl Listener {
                 batch = next_batch(consumer.as_mut(), usize::from(PREFETCH), Duration::ZERO) => batch,
             };
             let batch = batch.map_err(|ConsumerEnded { reason, .. }| reason)?;
+            *self.heard_at.lock() = Instant::now();
             let tags: Vec<_> = batch.iter().map(|delivery| delivery.tag).collect();
             for event in self.read(&batch) {
                 if self.events.send(event).await.is_err() {

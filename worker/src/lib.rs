@@ -22,6 +22,7 @@ mod heartbeat;
 mod incarnation;
 mod job_error;
 mod lease;
+mod left_over;
 mod life;
 mod outbox;
 pub mod ownership;

@@ -7,6 +7,7 @@ use crate::{
     handler_log::{self, HandlerLogReceiver, send_log},
     heartbeat::{beat, say_bye},
     incarnation::{End, Incarnation},
+    left_over::LeftOver,
     outbox::send_reports,
     run_control::{STOP_GRACE, StopReason},
     runtime::Runtime,
@@ -55,6 +56,13 @@ pub(crate) async fn live(runtime: &Arc<Runtime>, shutdown: &CancellationToken) -
     let (log, log_receiver) = handler_log::channel();
     let incarnation = Incarnation::new(runtime, log);
     if !declare(&incarnation, shutdown).await {
+        return Ok(After::Stop);
+    }
+    // Before the first heartbeat: from then on the leader may take the incarnation before for dead.
+    let left_over = runtime.take_left_over();
+    if let Some(left_over) = left_over
+        && !left_over.send(shutdown).await
+    {
         return Ok(After::Stop);
     }
     runtime.set_current(&incarnation);
@@ -236,8 +244,9 @@ async fn abandon(incarnation: &Arc<Incarnation>, mut tasks: Tasks, end: End) -> 
         // The process has to be gone now, so nothing else is waited for.
         return Err(still_running(incarnation));
     }
-    if end == End::LeaseLost && timeout_at(exit, incarnation.all_reported()).await.is_err() {
-        warn!("the last reports of this incarnation are lost; the leader recovers by its death");
+    if end == End::LeaseLost {
+        // What is not sent by then is left over.
+        let _ = timeout_at(exit, incarnation.all_reported()).await;
     }
     // As long as anything of it is here it answers for itself, and the leader takes it for alive. A broker that is cut off
     // must not keep it here: what it held waits to run elsewhere.
@@ -245,6 +254,7 @@ async fn abandon(incarnation: &Arc<Incarnation>, mut tasks: Tasks, end: End) -> 
     tasks.stop_beating(SETTLE).await;
     tasks.stop_sending(SETTLE).await;
     delete_queue(incarnation, SETTLE).await;
+    incarnation.runtime.leave(LeftOver::of(incarnation));
     Ok(())
 }
 

@@ -53,6 +53,12 @@ impl Outbox {
         self.filled.notify_one();
     }
 
+    /// Has these reports and no others.
+    pub(crate) fn replace(&self, items: impl IntoIterator<Item = Item>) {
+        *self.queue.lock() = items.into_iter().collect();
+        self.filled.notify_one();
+    }
+
     /// Reports not yet taken for sending.
     pub(crate) fn len(&self) -> usize {
         self.queue.lock().len()

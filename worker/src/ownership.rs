@@ -345,6 +345,23 @@ impl<R: Clone> Ownership<R> {
             .all(|entry| !entry.start_unconfirmed && !entry.end_unconfirmed)
     }
 
+    /// What was not confirmed, each with its newest report: for whoever sends it after the incarnation has ended.
+    #[must_use]
+    pub fn unreported(&self) -> Vec<(Claim, Say<R>)> {
+        let open = self
+            .open
+            .iter()
+            .filter_map(|claim| Some((*claim, self.entries.get(claim)?)));
+        open.filter(|(_, entry)| entry.start_unconfirmed || entry.end_unconfirmed)
+            .filter_map(|(claim, entry)| match &entry.stage {
+                Stage::Held => None,
+                Stage::Running(report) => Some((claim, Say::Started(report.clone()))),
+                Stage::Finished(report) => Some((claim, Say::Finished(report.clone()))),
+                Stage::Promised(promise) => Some((claim, Say::Promise(*promise))),
+            })
+            .collect()
+    }
+
     /// Entries kept, settled ones included.
     #[must_use]
     pub fn len(&self) -> usize {

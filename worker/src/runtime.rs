@@ -2,7 +2,7 @@
 
 use crate::{
     WorkerPorts, bulkhead::Bulkhead, database_clock::DatabaseClock, handler::Handler, handler_log,
-    incarnation::Incarnation, pool::HandlerPool,
+    incarnation::Incarnation, left_over::LeftOver, pool::HandlerPool,
 };
 use isocost_common::{
     broker::{Broker, Topology, topology::Names},
@@ -62,6 +62,7 @@ pub(crate) struct Runtime {
     /// Where the probe listens.
     pub(crate) port: u16,
     current: Mutex<Weak<Incarnation>>,
+    left_over: Mutex<Option<LeftOver>>,
 }
 
 impl Runtime {
@@ -85,6 +86,7 @@ impl Runtime {
             host: identity.host,
             port: identity.port,
             current: Mutex::new(Weak::new()),
+            left_over: Mutex::new(None),
         })
     }
 
@@ -135,6 +137,17 @@ impl Runtime {
     /// The incarnation that lives now; none between two.
     pub(crate) fn current(&self) -> Option<Arc<Incarnation>> {
         self.current.lock().upgrade()
+    }
+
+    /// An incarnation has ended, with this left over. Nobody answers for it any more.
+    pub(crate) fn leave(&self, left_over: Option<LeftOver>) {
+        *self.current.lock() = Weak::new();
+        *self.left_over.lock() = left_over;
+    }
+
+    /// What the incarnation before has left over.
+    pub(crate) fn take_left_over(&self) -> Option<LeftOver> {
+        self.left_over.lock().take()
     }
 
     /// What is missing for taking work; none when nothing is.

@@ -157,8 +157,12 @@ async fn reason_of_the_job(state: &ApiState, job: &JobRow, activity: &Activity) 
 
 async fn no_worker(state: &ApiState, job: &JobRow) -> String {
     let known = state.handlers().known(state.store()).await;
+    let beat = state.config().leases.heartbeat();
+    let now = state.store().now();
     known
-        .and_then(|known| not_offered(&job.handler, &known))
+        .and_then(|known| {
+            not_offered(&job.handler, &known).or_else(|| known.unheard(&job.handler, beat, now))
+        })
         .unwrap_or_else(|| {
             if job.selector.is_empty() {
                 "no worker that offers the handler has room".into()

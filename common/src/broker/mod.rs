@@ -138,8 +138,9 @@ pub enum BrokerHealth {
 /// A message broker.
 #[async_trait]
 pub trait Broker: Send + Sync + 'static {
-    /// Makes sure that everything in `topology` exists. Idempotent; after a lost connection the port does it again by
-    /// itself for every topology it was ever given.
+    /// Makes sure that everything in `topology` exists. Idempotent; the port does it again by itself for every topology
+    /// it was ever given: after a lost connection, when an exchange turns out to be missing, and twice a minute, because
+    /// nobody is told of a lost binding.
     async fn declare(&self, topology: &Topology) -> Result<(), BrokerError>;
 
     /// Deletes a queue with what is in it. No error when there is none.

@@ -8,7 +8,7 @@ use crate::{
     time::EpochMillis,
 };
 use sqlx::{AssertSqlSafe, any::AnyRow};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Where an incarnation stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -261,6 +261,8 @@ pub struct OfferedHandlers {
     pub online: BTreeSet<String>,
     /// By workers that are being drained.
     pub draining: BTreeSet<String>,
+    /// When a worker that takes work and offers the handler was last heard of.
+    pub heard_at: BTreeMap<String, EpochMillis>,
 }
 
 /// Which handlers are on offer.
@@ -268,7 +270,7 @@ pub struct OfferedHandlers {
 /// # Errors
 /// [`StoreError`] of the database.
 pub async fn offered_handlers(connection: &mut Connection) -> Result<OfferedHandlers, StoreError> {
-    let rows = sqlx::query("select handlers, status from worker_node where status in (?, ?)")
+    let rows = sqlx::query("select handlers, status, last_heartbeat from worker_node where status in (?, ?)")
         .bind(WorkerStatus::Online.code())
         .bind(WorkerStatus::Draining.code())
         .fetch_all(connection)
@@ -277,12 +279,18 @@ pub async fn offered_handlers(connection: &mut Connection) -> Result<OfferedHand
     for row in &rows {
         let row = Row(row);
         let handlers: Vec<HandlerLoad> = row.json("handlers")?;
-        let names = if row.int("status")? == WorkerStatus::Online.code() {
-            &mut offered.online
-        } else {
-            &mut offered.draining
-        };
-        names.extend(handlers.into_iter().map(|handler| handler.name));
+        if row.int("status")? != WorkerStatus::Online.code() {
+            offered
+                .draining
+                .extend(handlers.into_iter().map(|handler| handler.name));
+            continue;
+        }
+        let heard_at = EpochMillis(row.int("last_heartbeat")?);
+        for HandlerLoad { name, .. } in handlers {
+            let last = offered.heard_at.entry(name.clone()).or_insert(heard_at);
+            *last = heard_at.max(*last);
+            offered.online.insert(name);
+        }
     }
     Ok(offered)
 }

@@ -2,7 +2,7 @@
 
 use crate::under_test::{
     DEADLINE, RabbitUnderTest, classic, confirmed, consume, declare, declare_bound, exchange, message, next,
-    publication, rabbit, send, send_texts, shared_rabbit, take, take_many, text, unique,
+    publication, rabbit, send, send_texts, shared_rabbit, shared_url, take, take_many, text, unique,
 };
 use anyhow::{Context, Result, ensure};
 use isocost_common::{
@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 const ANSWER: Duration = Duration::from_secs(15);
 /// When a dead connection must have been noticed at the latest, with some air.
 const NOTICED: Duration = Duration::from_secs(25);
+/// Everything is declared again within half a minute, with some air.
+const BOUND_AGAIN: Duration = Duration::from_secs(45);
 /// RabbitMQ looks for held deliveries now and then only.
 const ACKNOWLEDGEMENT_NOTICED: Duration = Duration::from_secs(90);
 
@@ -270,6 +272,55 @@ async fn a_missing_exchange_and_an_overlong_id_are_nacked_and_publishing_goes_on
     let mut consumer = consume(&*broker, &queue, 1).await?;
     ensure!(take(&mut *consumer).await? == "good");
     Ok(())
+}
+
+/// What an operator can do behind our back.
+async fn operator() -> Result<lapin::Channel> {
+    let connection = lapin::Connection::connect(&shared_url()?, Default::default()).await?;
+    Ok(connection.create_channel().await?)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_exchange_that_is_deleted_is_declared_and_bound_again() -> Result<()> {
+    let broker = shared_rabbit()?;
+    let (exchange, queue) = (exchange(ExchangeKind::Direct), classic("bound"));
+    declare_bound(&*broker, &[&exchange], &[&queue], &[(&exchange, &queue, "key")]).await?;
+    let operator = operator().await?;
+    operator
+        .exchange_delete(exchange.name.as_str().into(), Default::default())
+        .await?;
+    let mut consumer = consume(&*broker, &queue, 1).await?;
+    let send = || broker.publish(vec![publication(&exchange.name, "key", message("one"))]);
+    ensure!(send().await == [PublishOutcome::Nacked]);
+    eventually("the exchange is there again", DEADLINE, async || {
+        Ok((send().await == [PublishOutcome::Confirmed]).then_some(()))
+    })
+    .await?;
+    ensure!(take(&mut *consumer).await? == "one");
+    Ok(())
+}
+
+/// Nothing tells of a lost binding, and a listener of a fanout exchange only hears nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_binding_that_is_deleted_comes_back() -> Result<()> {
+    let broker = shared_rabbit()?;
+    let (exchange, queue) = (exchange(ExchangeKind::Fanout), classic("unbound"));
+    declare_bound(&*broker, &[&exchange], &[&queue], &[(&exchange, &queue, "")]).await?;
+    let operator = operator().await?;
+    operator
+        .queue_unbind(
+            queue.name.as_str().into(),
+            exchange.name.as_str().into(),
+            "".into(),
+            Default::default(),
+        )
+        .await?;
+    let send = || broker.publish(vec![publication(&exchange.name, "", message("one"))]);
+    ensure!(send().await == [PublishOutcome::Returned]);
+    eventually("the binding is there again", BOUND_AGAIN, async || {
+        Ok((send().await == [PublishOutcome::Confirmed]).then_some(()))
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,6 +5,11 @@ use isocost_common::{
     config::{BrokerConfig, Secret},
     test_support::{MariadbServer, RedisServer, rabbitmq_server::RabbitMqServer},
 };
+use lapin::{
+    Channel, Connection, ConnectionProperties, ExchangeKind,
+    options::{ExchangeDeclareOptions, ExchangeDeleteOptions},
+    types::FieldTable,
+};
 use std::net::SocketAddr;
 use tokio::sync::Mutex;
 
@@ -64,6 +69,49 @@ impl RabbitMq {
     /// When it does not start.
     pub async fn restart(&self) -> Result<()> {
         self.node.lock().await.run().await
+    }
+
+    /// Deletes exchanges as an operator may, and with them every binding.
+    ///
+    /// # Errors
+    /// When it cannot be reached.
+    pub async fn delete_exchanges(&self, names: &[&str]) -> Result<()> {
+        let channel = self.operator().await?;
+        for name in names {
+            channel
+                .exchange_delete((*name).into(), ExchangeDeleteOptions::default())
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// Takes every binding of a fanout exchange away, and leaves the exchange: nobody is told.
+    ///
+    /// # Errors
+    /// When it cannot be reached.
+    pub async fn unbind_all(&self, fanout: &str) -> Result<()> {
+        let channel = self.operator().await?;
+        channel
+            .exchange_delete(fanout.into(), ExchangeDeleteOptions::default())
+            .await?;
+        let options = ExchangeDeclareOptions {
+            durable: true,
+            ..ExchangeDeclareOptions::default()
+        };
+        channel
+            .exchange_declare(
+                fanout.into(),
+                ExchangeKind::Fanout,
+                options,
+                FieldTable::default(),
+            )
+            .await?;
+        Ok(())
+    }
+
+    async fn operator(&self) -> Result<Channel> {
+        let connection = Connection::connect(&self.url, ConnectionProperties::default()).await?;
+        Ok(connection.create_channel().await?)
     }
 
     /// Where it listens.

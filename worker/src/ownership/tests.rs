@@ -487,3 +487,20 @@ fn in_every_order_of_messages_requests_and_times_a_seq_starts_at_most_once_and_n
     }
     assert!(seen.len() > 1_000, "the walk met only {} states", seen.len());
 }
+
+#[test]
+fn what_was_not_confirmed_is_left_over_with_its_newest_report() {
+    assert_eq!(running().unreported(), vec![(claim(1), Say::Started("started"))]);
+    assert_eq!(
+        finished().unreported(),
+        vec![(claim(1), Say::Finished("finished"))]
+    );
+    assert_eq!(
+        refused().unreported(),
+        vec![(claim(1), Say::Promise(Promise::Refused))]
+    );
+    let mut held = table();
+    dispatch(&mut held, 1);
+    assert_eq!(held.unreported(), vec![], "the leader gives it to somebody else");
+    assert_eq!(confirmed(finished()).unreported(), vec![]);
+}

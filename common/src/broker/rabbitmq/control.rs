@@ -1,4 +1,5 @@
-//! Exchanges and queues: declared, deleted, looked at, and declared again for every new session.
+//! Exchanges and queues: declared, deleted, looked at, and declared again for every new session, when one was found
+//! missing, and now and then: an operator may delete what a session that goes on needs, bindings without a trace.
 //!
 //! A refusal closes its channel in AMQP, so all of this has a channel of its own, which is replaced after a refusal, and
 //! goes one by one. It is a channel of the consuming connection, because an exclusive queue belongs to the connection
@@ -15,16 +16,28 @@ use lapin::{
     options::{QueueBindOptions, QueueDeclareOptions, QueueDeleteOptions},
     types::{FieldTable, ShortString},
 };
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+use tokio::time::Instant;
 use tracing::warn;
 
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Everything is declared again after so many seconds, whether it is missed or not. Not all processes at once: they may
+/// have connected together.
+const AGAIN_AFTER_SECS: std::ops::Range<f64> = 20.0..30.0;
 
 pub(super) struct Control {
     link: Arc<Link>,
     /// Held over whole operations: a restored session cannot miss what is being declared.
     state: tokio::sync::Mutex<State>,
+    /// Something was found missing.
+    suspected: AtomicBool,
 }
 
 #[derive(Default)]
@@ -33,6 +46,8 @@ struct State {
     topology: Topology,
     /// What the present session could not restore yet.
     rest: Topology,
+    /// When everything is declared again.
+    again_at: Option<Instant>,
     channel: Option<Channel>,
 }
 
@@ -41,6 +56,17 @@ impl Control {
         Self {
             link,
             state: tokio::sync::Mutex::default(),
+            suspected: AtomicBool::new(false),
+        }
+    }
+
+    /// This exchange was found missing: soon everything is declared again.
+    pub(super) fn suspect(&self, exchange: &str) {
+        if !self.suspected.swap(true, Ordering::Relaxed) {
+            warn!(
+                exchange,
+                "published to an exchange that does not exist; it is declared again"
+            );
         }
     }
 
@@ -115,11 +141,11 @@ impl Control {
         state.topology.owns(queue)
     }
 
-    /// Declares everything again on a new session. What is refused is left for [`Control::restore_rest`].
+    /// Declares everything again on a new session. What is refused is left for [`Control::keep_up`].
     pub(super) async fn restore(&self, session: &Session) -> Result<(), String> {
         let mut state = self.state.lock().await;
         state.channel = None;
-        state.rest = state.topology.clone();
+        state.begin_again();
         state.restore_rest(session).await?;
         for queue in &state.rest.queues {
             warn!(queue = queue.name, "a queue could not be declared again yet");
@@ -127,9 +153,14 @@ impl Control {
         Ok(())
     }
 
-    /// Tries once more to declare what was refused.
-    pub(super) async fn restore_rest(&self, session: &Session) {
+    /// Tries once more to declare what was refused; and everything when something was found missing, or was not looked
+    /// after for a while.
+    pub(super) async fn keep_up(&self, session: &Session) {
         let mut state = self.state.lock().await;
+        let due = state.again_at.is_none_or(|again_at| again_at <= Instant::now());
+        if self.suspected.swap(false, Ordering::Relaxed) || due {
+            state.begin_again();
+        }
         if state.rest != Topology::default() {
             // A broken connection shows by itself.
             let _ = state.restore_rest(session).await;
@@ -138,6 +169,12 @@ impl Control {
 }
 
 impl State {
+    fn begin_again(&mut self) {
+        self.rest = self.topology.clone();
+        let pause = Duration::from_secs_f64(rand::random_range(AGAIN_AFTER_SECS));
+        self.again_at = Some(Instant::now() + pause);
+    }
+
     /// Names what failed.
     async fn declare_all(&mut self, session: &Session, topology: &Topology) -> Result<(), (String, Failure)> {
         for exchange in &topology.exchanges {

@@ -1,6 +1,7 @@
 //! One channel that publishes: what waits for it, what is in flight on it, and what becomes of that.
 
 use super::{
+    control::Control,
     error::missing_exchange,
     link::{GRACE, Link, Session, Standing},
     message,
@@ -71,6 +72,8 @@ type Sending = BoxFuture<'static, (Answer, Option<lapin::Error>)>;
 
 pub(super) struct Lane {
     link: Arc<Link>,
+    /// Of the other connection: told what is missing.
+    control: Arc<Control>,
     user: Arc<str>,
     batches: mpsc::Receiver<Batch>,
     /// Publications that were given to this lane and are not settled.
@@ -89,12 +92,14 @@ pub(super) struct Lane {
 impl Lane {
     pub(super) fn new(
         link: Arc<Link>,
+        control: Arc<Control>,
         user: Arc<str>,
         batches: mpsc::Receiver<Batch>,
         load: Arc<AtomicUsize>,
     ) -> Self {
         Self {
             link,
+            control,
             user,
             batches,
             load,
@@ -281,7 +286,7 @@ impl Lane {
             .filter(|(_, in_flight)| in_flight.exchange == exchange);
         let refused: Vec<_> = refused.map(|(stamp, _)| *stamp).collect();
         if !refused.is_empty() {
-            error!(exchange, "published to an exchange that does not exist");
+            self.control.suspect(exchange);
         }
         for stamp in refused {
             self.settle_one(stamp, PublishOutcome::Nacked);

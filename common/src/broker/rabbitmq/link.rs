@@ -209,7 +209,7 @@ impl Link {
                     None => return reason,
                 },
                 _ = look.tick() => if let Some(control) = control && session.is_up() {
-                    control.restore_rest(&session).await;
+                    control.keep_up(&session).await;
                 },
             }
             if !session.is_up() {

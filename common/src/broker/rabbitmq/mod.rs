@@ -89,6 +89,7 @@ impl RabbitBroker {
             let load = Arc::<AtomicUsize>::default();
             let lane = Lane::new(
                 Arc::clone(&publishing),
+                Arc::clone(&control),
                 Arc::clone(&user),
                 receiver,
                 Arc::clone(&load),

@@ -3,6 +3,7 @@
 use super::producer::{Producer, each_ran_once};
 use super::{leader, ledger, submit_all};
 use anyhow::{Context, Result, ensure};
+use isocost_tests::api::Api;
 use isocost_tests::bounds;
 use isocost_tests::cluster::{Cluster, Role};
 use isocost_tests::jobs::{LONG, wait_for_execution};
@@ -111,4 +112,61 @@ async fn queues_that_are_deleted_under_load_come_back_and_cost_no_attempt() -> R
         "{took:?}"
     );
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn exchanges_and_bindings_that_are_deleted_come_back_and_cost_no_attempt() -> Result<()> {
+    let cluster = Cluster::new().await?;
+    let rabbitmq = &cluster.servers().rabbitmq;
+    let dispatchers = [cluster.start(Role::Dispatcher, "dispatcher").await?];
+    let _worker = cluster.start(Role::LedgerWorker, "worker").await?;
+    let _relay = cluster.start(Role::Relay, "relay").await?;
+    let api_process = cluster.start(Role::Api, "api").await?;
+    let api = cluster.api(&api_process)?;
+    leader(&dispatchers, LONG).await?;
+
+    let producer = Producer::start(std::slice::from_ref(&api), &ledger(100));
+    sleep(Duration::from_secs(1)).await;
+    rabbitmq.delete_exchanges(&EXCHANGES).await?;
+    sleep(Duration::from_secs(2)).await;
+    let produced = producer.stop().await?;
+    let took = all_have_run(&cluster, &api, &produced.ids).await?;
+    println!(
+        "every exchange was deleted → {} jobs had run {took:.1?} after the last",
+        produced.ids.len()
+    );
+
+    // Nobody publishes in vain now, and the leader only hears nothing.
+    rabbitmq.unbind_all("isocost.heartbeats").await?;
+    // Longer than a worker that is not heard of is given work.
+    sleep(Duration::from_secs(4)).await;
+    let mut ids = produced.ids;
+    ids.extend(submit_all(&api, &vec![ledger(0); 50]).await?);
+    let took = all_have_run(&cluster, &api, &ids).await?;
+    println!("the heartbeats were unbound → 50 jobs had run {took:.1?} later");
+    Ok(())
+}
+
+const EXCHANGES: [&str; 10] = [
+    "isocost.dispatch",
+    "isocost.control",
+    "isocost.results",
+    "isocost.heartbeats",
+    "isocost.logs",
+    "isocost.settled",
+    "isocost.wake",
+    "isocost.submissions",
+    "isocost.callbacks",
+    "isocost.outcomes",
+];
+
+async fn all_have_run(cluster: &Cluster, api: &Api, ids: &[String]) -> Result<Duration> {
+    let from = Instant::now();
+    each_ran_once(cluster, api, ids, ALL_DONE).await?;
+    let took = from.elapsed();
+    ensure!(
+        took < bounds::time_on_a_busy_machine("exchange-deleted")?,
+        "{took:?}"
+    );
+    Ok(took)
 }

@@ -1,8 +1,10 @@
 //! A service is away: what can be accepted is accepted, nothing hangs, and everything catches up by itself.
 
-use super::{all_succeed, ledger};
+use super::producer::each_ran_once;
+use super::{all_succeed, leader, ledger, submit_all};
 use anyhow::{Context, Result, ensure};
 use isocost_tests::api::{Api, text};
+use isocost_tests::bounds;
 use isocost_tests::cluster::{Cluster, Process, Role};
 use isocost_tests::jobs::{LONG, with};
 use isocost_tests::patience::eventually;
@@ -167,4 +169,87 @@ async fn nothing_is_half_stored_without_the_database(
     }
     let ids: Vec<String> = ids.into_iter().collect();
     all_succeed(api, &ids, BACK_TO_NORMAL).await
+}
+
+/// A worker whose lease runs out because nobody can be told that it lives has done its work all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_ended_while_the_broker_and_redis_were_away_is_reported_when_they_are_back() -> Result<()> {
+    let cluster = Cluster::new().await?.with_short_leases();
+    let servers = cluster.servers();
+    let dispatchers = [cluster.start(Role::Dispatcher, "dispatcher").await?];
+    let worker = cluster.start(Role::LedgerWorker, "worker").await?;
+    let api_process = cluster.start(Role::Api, "api").await?;
+    let api = cluster.api(&api_process)?;
+    leader(&dispatchers, LONG).await?;
+    let only_one_attempt = with(ledger(1_000), json!({ "retry": { "maxAttempts": 1 } }));
+    let ids = submit_all(&api, &vec![only_one_attempt; 20]).await?;
+    eventually("all run", LONG, async || {
+        Ok((cluster.ledger().len()? >= ids.len()).then_some(()))
+    })
+    .await?;
+    servers.redis.kill().await?;
+    servers.rabbitmq.kill().await?;
+    let exit = Duration::from_millis(2_500);
+    sleep(exit * 2).await;
+    let log = worker.log()?;
+    ensure!(
+        log.contains("LeaseLost"),
+        "the worker was not away for long enough"
+    );
+
+    servers.rabbitmq.restart().await?;
+    servers.redis.restart().await?;
+    let from = Instant::now();
+    each_ran_once(&cluster, &api, &ids, LONG).await?;
+    let took = from.elapsed();
+    println!("both are back → what had ended meanwhile was known: {took:.1?}");
+    ensure!(
+        took < bounds::time_on_a_busy_machine("reported-after-the-lease")?,
+        "{took:?}"
+    );
+    Ok(())
+}
+
+/// A full table, and an error that nobody has thought of.
+const CANNOT_WRITE: [u16; 2] = [1114, 1729];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn results_wait_for_a_database_that_cannot_write_them() -> Result<()> {
+    let cluster = Cluster::new().await?;
+    let (mariadb, rabbitmq) = (&cluster.servers().mariadb, &cluster.servers().rabbitmq);
+    let dispatchers = [cluster.start(Role::Dispatcher, "dispatcher").await?];
+    let _worker = cluster.start(Role::LedgerWorker, "worker").await?;
+    let api_process = cluster.start(Role::Api, "api").await?;
+    let api = cluster.api(&api_process)?;
+    leader(&dispatchers, LONG).await?;
+    let called_back = with(ledger(0), json!({ "callbackUrl": "http://127.0.0.1:9/nobody" }));
+    let mut ids = Vec::new();
+    for errno in CANNOT_WRITE {
+        let refuse = format!(
+            "create trigger isocost.refuse before insert on isocost.callback_delivery for each row \
+             signal sqlstate 'HY000' set mysql_errno = {errno}, message_text = 'cannot be written'"
+        );
+        mariadb.execute(&refuse).await?;
+        ids.extend(submit_all(&api, &vec![called_back.clone(); 20]).await?);
+        eventually("the dispatcher says that reports wait", LONG, async || {
+            let (ready, said) = dispatchers[0].readiness().await?;
+            Ok((!ready && said.to_string().contains("reports wait")).then_some(()))
+        })
+        .await?;
+        mariadb.execute("drop trigger isocost.refuse").await?;
+        let from = Instant::now();
+        each_ran_once(&cluster, &api, &ids, LONG).await?;
+        let took = from.elapsed();
+        println!("error {errno} is over → what had waited had ended: {took:.1?}");
+        ensure!(took < bounds::time_on_a_busy_machine("reports-wait")?, "{took:?}");
+    }
+    let queues = rabbitmq
+        .ctl(&["list_queues", "--quiet", "name", "messages"])
+        .await?;
+    let dead = queues
+        .lines()
+        .find(|line| line.starts_with("isocost.results.dead.v1"));
+    let dead = dead.and_then(|line| line.split_whitespace().last());
+    ensure!(dead == Some("0"), "reports were given up: {queues}");
+    Ok(())
 }
