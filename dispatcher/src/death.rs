@@ -197,7 +197,7 @@ fn take_back(
     let retry = step.to == ExecutionStatus::Scheduled;
     let message = match event {
         ExecutionEvent::GivenBack => "its worker stopped before it came to it",
-        _ => "its worker died",
+        _ => "its worker died or lost its lease",
     };
     Some(Change {
         step,
@@ -205,7 +205,8 @@ fn take_back(
         started_at: None,
         not_before: retry.then(|| now + policy.pause_after(failures)),
         result: None,
-        error: retry.then(|| ExecutionError::new("worker.lost", "its worker died while it ran")),
+        error: retry
+            .then(|| ExecutionError::new("worker.lost", "its worker died or lost its lease while it ran")),
         message: Some(message.into()),
         before: row,
     })

@@ -231,7 +231,9 @@ impl Intake {
         let body = JsonBody::of_message(message, &self.state)?;
         let beside = KeyBeside::MessageId(message.message_id.clone());
         let trace = header_of(message, TRACEPARENT).and_then(|text| text.trim().parse().ok());
-        let prepared = Prepared::read(&self.state, app.id, body.required()?, beside)?.traced(trace);
+        let prepared = Prepared::read(&self.state, app.id, body.required()?, beside)
+            .await?
+            .traced(trace);
         // Counted last: what is refused for ever uses up nothing.
         self.state
             .rates()

@@ -34,6 +34,12 @@ fn check(text: &str, policy: &EgressPolicy) -> Result<(), (&'static str, &'stati
             "must not carry a user name or password; receivers verify the signature instead",
         ));
     }
+    if url.port() == Some(0) {
+        return Err((
+            "callback.bad-port",
+            "must not name port 0, on which nobody listens",
+        ));
+    }
     let permitted = match url.host() {
         None => return Err(("callback.no-host", "must name a host")),
         Some(Host::Domain(name)) => policy.permits_name(name),
@@ -77,6 +83,13 @@ mod tests {
         }
         assert_eq!(check("https://example.com/hook", &policy), Ok(()));
         assert_eq!(check("http://93.184.216.34/", &policy), Ok(()));
+    }
+
+    #[test]
+    fn port_0_is_refused() {
+        let policy = EgressPolicy::new(&[], false).expect("valid");
+        let refused = check("https://example.com:0/hook", &policy).expect_err("port 0");
+        assert_eq!(refused.0, "callback.bad-port");
     }
 
     #[test]

@@ -67,7 +67,7 @@ pub(crate) async fn submit_batch(
     let mut verdicts = Vec::with_capacity(items.len());
     let mut valid = Vec::new();
     for item in items {
-        match Prepared::read(&state, caller.app(), item, KeyBeside::Nothing) {
+        match Prepared::read(&state, caller.app(), item, KeyBeside::Nothing).await {
             Ok(prepared) => {
                 valid.push(prepared.traced(trace.clone()));
                 verdicts.push(None);

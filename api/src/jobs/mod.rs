@@ -3,6 +3,7 @@
 mod batch;
 mod bulk;
 mod read;
+mod replay;
 mod steer;
 mod submit;
 mod view;

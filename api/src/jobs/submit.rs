@@ -81,7 +81,8 @@ pub(crate) async fn submit(
     body: JsonBody,
 ) -> Result<Response, Problem> {
     let arrival = state.submitter().announce();
-    let prepared = Prepared::read(&state, caller.app(), body.required()?, key_of_header(&headers)?)?
+    let prepared = Prepared::read(&state, caller.app(), body.required()?, key_of_header(&headers)?)
+        .await?
         .traced(trace_of(&headers));
     if state.quotas().take(state.store(), caller.app_row(), 1).await? == 0 {
         return Err(over_quota(caller.app_row()));
@@ -129,7 +130,8 @@ pub(crate) async fn validate(
     headers: HeaderMap,
     body: JsonBody,
 ) -> Result<Json<Validated>, Problem> {
-    let mut prepared = Prepared::read(&state, caller.app(), body.required()?, key_of_header(&headers)?)?;
+    let (key, now) = (key_of_header(&headers)?, state.store().now());
+    let mut prepared = Prepared::read_at(&state, caller.app(), body.required()?, key, now)?;
     let accepted = prepared.row.created_at;
     let mut reader = state.store().reader().await?;
     match followers::beginning(&mut reader, &prepared.row, accepted).await? {
@@ -158,6 +160,7 @@ fn first_firings(job: &JobRow) -> Vec<EpochMillis> {
 }
 
 /// A client request id that came beside the body.
+#[derive(Clone)]
 pub(crate) enum KeyBeside {
     /// None did.
     Nothing,
@@ -194,17 +197,17 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// Reads and checks a body.
+    /// Reads and checks a body as of `now`.
     ///
     /// # Errors
     /// [`Problem`] with everything that is wrong.
-    pub(crate) fn read(
+    pub(super) fn read_at(
         state: &ApiState,
         app: AppId,
         body: &RawValue,
         beside: KeyBeside,
+        now: EpochMillis,
     ) -> Result<Self, Problem> {
-        let now = state.store().now();
         let rules = Rules {
             now,
             revises: false,

@@ -2,13 +2,14 @@ use crate::served::Served;
 use anyhow::{Result, ensure};
 use isocost_common::test_support::TestStore;
 use serde_json::{Value, json};
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use tokio::sync::Barrier;
 
 isocost_common::store_tests! {
     a_minimal_job_is_accepted_with_its_address,
     fifty_parallel_submissions_of_one_key_make_one_job,
     the_same_key_with_other_content_is_refused,
+    a_replay_is_answered_when_its_window_is_over,
     params_keep_every_byte,
     four_byte_characters_and_near_keys_are_told_apart,
     a_bad_item_of_a_batch_hurts_no_other,
@@ -105,6 +106,36 @@ async fn the_same_key_with_other_content_is_refused(store: &TestStore) -> Result
     assert_eq!(other.status, 422, "{}", other.text);
     assert_eq!(other.json()["code"], "key.reused");
     assert_eq!(api.job_count().await?, 1);
+    api.stop().await
+}
+
+/// What was in order when it was accepted is a replay for ever, and no fault.
+async fn a_replay_is_answered_when_its_window_is_over(store: &TestStore) -> Result<()> {
+    let api = Served::on(store).await?;
+    let end = store.now() + Duration::from_millis(1_500);
+    let body = json!({
+        "jobName": "a", "jobHandler": "noop", "clientRequestId": "k", "endAt": end.to_string(),
+        "trigger": {"type": "fixedRate", "everyMs": 1_000}
+    });
+    let accepted = api.post("/openapi/jobs", &body).await?;
+    assert_eq!(accepted.status, 202, "{}", accepted.text);
+    while store.now() <= end {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let replayed = api.post("/openapi/jobs", &body).await?;
+    assert_eq!(replayed.status, 200, "{}", replayed.text);
+    assert_eq!(replayed.json()["jobId"], accepted.json()["jobId"]);
+    let batch = api.post("/openapi/jobs/batch", &json!({"jobs": [body]})).await?;
+    assert_eq!(batch.json()["results"][0]["status"], 200, "{}", batch.text);
+
+    let mut other = body.clone();
+    other["jobName"] = json!("b");
+    let reused = api.post("/openapi/jobs", &other).await?;
+    assert_eq!(reused.json()["code"], "key.reused", "{}", reused.text);
+    other["clientRequestId"] = json!("new");
+    let late = api.post("/openapi/jobs", &other).await?;
+    assert_eq!(late.status, 400, "{}", late.text);
+    assert_eq!(late.json()["errors"][0]["code"], "window.over", "{}", late.text);
     api.stop().await
 }
 

@@ -82,6 +82,7 @@ async fn look(broker: &dyn Broker, config: &Config, findings: &mut Findings) {
             "a quorum queue needs a majority of its nodes: look at the broker's log",
         ),
     }
+    check_dead_letters(broker, &names, findings).await;
     check_round_trip(broker, &config.broker.namespace, findings).await;
     findings.ok(
         "acknowledgement timeout",
@@ -95,6 +96,25 @@ async fn connected(broker: &dyn Broker) -> BrokerHealth {
     match timeout(PATIENCE, health.wait_for(is_up)).await {
         Ok(Ok(up)) => up.clone(),
         _ => broker.health().borrow().clone(),
+    }
+}
+
+/// What was given up waits for somebody to look at it.
+async fn check_dead_letters(broker: &dyn Broker, names: &Names, findings: &mut Findings) {
+    for queue in [
+        names.dead_results_queue(),
+        names.dead_submissions_queue(),
+        names.dead_callbacks_queue(),
+    ] {
+        if let Ok(Ok(Some(state))) = timeout(PATIENCE, broker.inspect(&queue)).await
+            && state.messages > 0
+        {
+            findings.warning(
+                "dead letters",
+                format!("{} in {queue}", state.messages),
+                "read them in RabbitMQ's management: the header x-isocost-problem-detail says why; then purge the queue",
+            );
+        }
     }
 }
 

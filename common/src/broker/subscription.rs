@@ -65,12 +65,15 @@ pub async fn declare(
     }
 }
 
-/// Somebody deleted the queue.
-async fn declare_again(broker: &dyn Broker, topology: &Topology, queue: &str) {
-    match broker.declare(topology).await {
-        Ok(()) => warn!(queue, "the queue was gone, and is declared again"),
+/// Somebody deleted the queue, or has not declared it yet.
+async fn declare_again(broker: &dyn Broker, topology: &Topology, queue: &str, was_there: bool) -> bool {
+    let declared = broker.declare(topology).await;
+    match &declared {
+        Ok(()) if was_there => warn!(queue, "the queue was gone, and is declared again"),
+        Ok(()) => debug!(queue, "the queue is declared"),
         Err(error) => warn!(queue, %error, "declaring the queue again"),
     }
+    declared.is_ok()
 }
 
 /// One queue and the consumer on it, when there is one.
@@ -82,6 +85,7 @@ pub struct Subscription {
     options: ConsumeOptions,
     shutdown: CancellationToken,
     consumer: Option<Box<dyn Consumer>>,
+    has_consumed: bool,
     /// Whether there is a consumer, for the readiness of the process.
     consuming: Option<Flag>,
 }
@@ -106,6 +110,7 @@ impl Subscription {
             },
             shutdown,
             consumer: None,
+            has_consumed: false,
             consuming: None,
         }
     }
@@ -154,14 +159,19 @@ impl Subscription {
                 None => match self.broker.consume(&self.queue, self.options).await {
                     Ok(consumer) => {
                         self.consumer = Some(consumer);
+                        self.has_consumed = true;
                         if let Some(consuming) = &self.consuming {
                             consuming.met();
                         }
                         continue;
                     }
                     Err(error) => {
-                        if matches!(error, BrokerError::NoSuchQueue(_)) {
-                            declare_again(&*self.broker, &self.topology, &self.queue).await;
+                        let (broker, was_there) = (&*self.broker, self.has_consumed);
+                        if matches!(error, BrokerError::NoSuchQueue(_))
+                            && declare_again(broker, &self.topology, &self.queue, was_there).await
+                            && !was_there
+                        {
+                            continue;
                         }
                         error.to_string()
                     }

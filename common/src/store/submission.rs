@@ -291,6 +291,26 @@ async fn lock_parents(tx: &mut Tx, group: &[JobRow]) -> Result<HashMap<JobId, Le
     followers::leading(tx, &ids, lock).await
 }
 
+/// When a job was accepted under this client request id; none when none was.
+///
+/// # Errors
+/// [`StoreError`] of the database.
+pub async fn accepted_at(
+    connection: &mut Connection,
+    app: AppId,
+    client_request_id: &str,
+) -> Result<Option<EpochMillis>, StoreError> {
+    let sql = "select created_at from job_info where app_id = ? and client_request_hash = ?";
+    let found = sqlx::query(sql)
+        .bind(app.to_string())
+        .bind(client_request_hash(client_request_id))
+        .fetch_optional(connection)
+        .await?;
+    found
+        .map(|row| Ok(EpochMillis(Row(&row).int("created_at")?)))
+        .transpose()
+}
+
 /// Who holds the keys and the ids of `jobs` now.
 async fn holders(store: &Store, jobs: &[JobRow]) -> Result<HashMap<Key, KeyHolder>, StoreError> {
     let mut connection = store.reader().await?;

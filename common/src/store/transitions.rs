@@ -244,7 +244,10 @@ impl Change {
 
 fn default_error(end: ExecutionStatus) -> Option<ExecutionError> {
     let (code, message) = match end {
-        ExecutionStatus::Lost => ("worker.lost", "its worker died and no attempt is left"),
+        ExecutionStatus::Lost => (
+            "worker.lost",
+            "its worker died or lost its lease, and no attempt is left",
+        ),
         ExecutionStatus::Expired => ("start.deadline-passed", "it did not start before its deadline"),
         ExecutionStatus::TimedOut => ("run.timed-out", "it ran longer than its time limit"),
         ExecutionStatus::Cancelled => ("cancelled", "it was cancelled on request"),

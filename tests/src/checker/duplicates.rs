@@ -10,7 +10,7 @@ use super::{
 use crate::ledger::{Ending, Run};
 
 /// What a step says that the death of a worker made.
-pub(super) const WORKER_DIED: &str = "its worker died";
+pub(super) const WORKER_DIED: &str = "its worker died or lost its lease";
 /// Code of `worker_node.status`: was proven dead.
 const DEAD: i64 = 3;
 

@@ -1,7 +1,9 @@
 //! One crash, looked at closely. `kill_loop` has many.
 
 use anyhow::Result;
-use isocost_tests::jobs::{once, wait_for_end, wait_for_execution, with};
+use isocost_tests::bounds;
+use isocost_tests::jobs::{LONG, once, wait_for_end, wait_for_execution, with};
+use isocost_tests::patience::eventually;
 use isocost_tests::site::Site;
 use isocost_tests::steps;
 use serde_json::json;
@@ -49,6 +51,45 @@ async fn wk08_a_job_without_an_attempt_left_ends_as_lost_with_a_reason() -> Resu
     assert!(job["lastExecution"]["error"]["message"].is_string(), "{job}");
     assert!(job["lastExecution"]["finishedAt"].is_string(), "{job}");
     process.stop().await
+}
+
+/// A program that went on would run beside its own repetition.
+#[tokio::test]
+async fn programs_and_their_children_end_with_a_worker_that_is_killed() -> Result<()> {
+    let site = Site::new()?.with("ISOCOST__WORKER__COMMANDS", r#"["/bin/sh"]"#);
+    let process = site.start().await?;
+    let file = site.data().join("processes");
+    let script = r#"sleep 300 & echo "$$ $!" > "$0.new"; mv "$0.new" "$0"; wait"#;
+    let params = json!({ "program": "/bin/sh", "args": ["-c", script, file] });
+    let job = with(once("command"), json!({ "params": params }));
+    process.api().submit(&job).await?;
+    let processes = eventually("the program runs", LONG, async || {
+        Ok(std::fs::read_to_string(&file).ok())
+    })
+    .await?;
+    let processes: Vec<&str> = processes.split_whitespace().collect();
+    assert_eq!(processes.len(), 2);
+    assert!(processes.iter().all(|id| lives(id)), "{processes:?}");
+    process.kill().await?;
+    let from = Instant::now();
+    eventually("both have ended", LONG, async || {
+        Ok((!processes.iter().any(|id| lives(id))).then_some(()))
+    })
+    .await?;
+    let took = from.elapsed();
+    println!("a worker was killed → its program and the program's child had ended: {took:.1?}");
+    assert!(
+        took < bounds::time_on_a_busy_machine("program-orphaned")?,
+        "{took:?}"
+    );
+    Ok(())
+}
+
+/// Ended ones may wait to be noticed by their new parent.
+fn lives(id: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+    let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
+    !matches!(state, None | Some('Z' | 'X'))
 }
 
 #[tokio::test]

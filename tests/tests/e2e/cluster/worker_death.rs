@@ -46,10 +46,10 @@ async fn wk08_a_killed_workers_jobs_run_elsewhere_or_end_with_a_reason() -> Resu
     let ended_ms = instant_ms(execution, "finishedAt")? - killed_at;
 
     let counted = "isocost_executions_finished_total{status=\"LOST\"}";
-    assert!(
-        dispatcher.metric(counted).await? > 0.0,
-        "nobody counts what is lost"
-    );
+    eventually("what is lost is counted", NOTICED, async || {
+        Ok((dispatcher.metric(counted).await? > 0.0).then_some(()))
+    })
+    .await?;
     assert_ne!(worker_status(&api, "worker1").await?, "ONLINE");
     let done = wait_for_end(&api, &again).await?;
     let execution = &done["lastExecution"];

@@ -1,10 +1,14 @@
 //! `command`: starts a program that the worker's configuration lists. No shell is involved.
 //!
 //! The program gets the job's params as JSON on its standard input and a small environment without the worker's own
-//! settings. It runs in a process group of its own, so that stopping it stops its children too.
+//! settings. It runs in a process group of its own, so that stopping it stops its children too; when the worker is killed, a
+//! [`guardian`] kills that group.
+
+mod guardian;
 
 use super::TEXT_LIMIT;
 use crate::{JobContext, JobError, handler::Handler};
+use guardian::{Guardian, Watched};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeSet, process::Stdio, sync::Arc, time::Duration};
@@ -39,10 +43,15 @@ struct Output {
 
 pub(super) fn handler(programs: &[String]) -> Handler {
     let allowed: Arc<BTreeSet<String>> = Arc::new(programs.iter().cloned().collect());
-    Handler::new(move |job| run(job, Arc::clone(&allowed)))
+    let guardian = Arc::<Guardian>::default();
+    Handler::new(move |job| run(job, Arc::clone(&allowed), Arc::clone(&guardian)))
 }
 
-async fn run(job: JobContext, allowed: Arc<BTreeSet<String>>) -> Result<Output, JobError> {
+async fn run(
+    job: JobContext,
+    allowed: Arc<BTreeSet<String>>,
+    guardian: Arc<Guardian>,
+) -> Result<Output, JobError> {
     let params: Params = job.params()?;
     if !allowed.contains(&params.program) {
         let message = format!("`{}` is not listed in worker.commands", params.program);
@@ -50,7 +59,7 @@ async fn run(job: JobContext, allowed: Arc<BTreeSet<String>>) -> Result<Output, 
     }
     let mut child = spawn(&params, &job)
         .map_err(|error| JobError::retry(format!("starting {}: {error}", params.program)))?;
-    let group = Group(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
+    let group = Group::of(&child, &guardian);
     let cancelled = job.cancelled();
     let output = tokio::select! {
         output = communicate(&mut child, job.raw_params().as_str()) => output?,
@@ -141,12 +150,23 @@ async fn collect(output: Option<impl AsyncRead + Unpin>, kept: &mut String) {
     }
 }
 
-/// The program and its children; killed when dropped.
-struct Group(Option<Pid>);
+/// The program and its children; killed when dropped, and when the worker is killed.
+struct Group {
+    id: Option<Pid>,
+    _watched: Option<Watched>,
+}
 
 impl Group {
+    fn of(program: &Child, guardian: &Arc<Guardian>) -> Self {
+        let id = program.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        Self {
+            id,
+            _watched: id.map(|id| guardian.watch(id)),
+        }
+    }
+
     fn signal(&self, signal: Signal) {
-        if let Some(pid) = self.0 {
+        if let Some(pid) = self.id {
             // The only failure that matters is that it has gone already.
             let _ = kill_process_group(pid, signal);
         }
@@ -154,7 +174,7 @@ impl Group {
 
     /// The program ended by itself: what it left running is its own affair.
     fn leave_children(mut self) {
-        self.0 = None;
+        self.id = None;
     }
 }
 
