@@ -7,6 +7,7 @@ use isocost_common::{
     coordination::Coordination,
     crash_point::{CrashPoint, reach},
     error_chain::chain,
+    readiness::Flag,
     store::{Store, epoch},
 };
 use parking_lot::Mutex;
@@ -32,7 +33,8 @@ const SKEW_WARNING_MS: i64 = 500;
 pub(crate) struct Tenure {
     pub(crate) epoch: i64,
     valid_until: Mutex<Instant>,
-    progress: Mutex<Instant>,
+    /// When the last pass was completed, and whether one was.
+    progress: Mutex<(Instant, bool)>,
 }
 
 impl Tenure {
@@ -40,7 +42,7 @@ impl Tenure {
         Self {
             epoch,
             valid_until: Mutex::new(valid_until),
-            progress: Mutex::new(Instant::now()),
+            progress: Mutex::new((Instant::now(), false)),
         }
     }
 
@@ -51,11 +53,15 @@ impl Tenure {
 
     /// The leader has completed a pass.
     pub(crate) fn made_progress(&self) {
-        *self.progress.lock() = Instant::now();
+        *self.progress.lock() = (Instant::now(), true);
     }
 
     fn is_working(&self) -> bool {
-        self.progress.lock().elapsed() < PROGRESS_LIMIT
+        self.progress.lock().0.elapsed() < PROGRESS_LIMIT
+    }
+
+    fn has_worked(&self) -> bool {
+        self.progress.lock().1
     }
 
     fn extend(&self, until: Instant) {
@@ -68,6 +74,8 @@ pub(crate) async fn campaign(office: &leader::Office, shutdown: &CancellationTok
     let coordination = office.ports.coordination.as_ref();
     let poll = poll_interval(&office.leases);
     let mut complaint_at = Instant::now();
+    let working = office.ports.readiness.flag("leader", "");
+    working.met();
     while !shutdown.is_cancelled() {
         let token = uuid_token();
         let asked_at = Instant::now();
@@ -76,10 +84,14 @@ pub(crate) async fn campaign(office: &leader::Office, shutdown: &CancellationTok
             .await;
         let stand_back = match taken {
             Ok(true) => {
-                let resigned = serve(office, &token, asked_at, shutdown).await;
+                let resigned = serve(office, &token, asked_at, &working, shutdown).await;
                 resigned.then_some(AFTER_RESIGNING)
             }
-            Ok(false) => None,
+            Ok(false) => {
+                // Whatever was wrong here: another one leads.
+                working.met();
+                None
+            }
             Err(error) => {
                 if Instant::now() >= complaint_at {
                     warn!(%error, "nobody can be asked for the leader's lock: nothing new is started meanwhile");
@@ -110,9 +122,10 @@ async fn serve(
     office: &leader::Office,
     token: &str,
     asked_at: Instant,
+    working: &Flag,
     shutdown: &CancellationToken,
 ) -> bool {
-    let Some((end, leader)) = serve_term(office, token, asked_at, shutdown).await else {
+    let Some((end, leader)) = serve_term(office, token, asked_at, working, shutdown).await else {
         release(office, token).await;
         return true;
     };
@@ -136,6 +149,7 @@ async fn serve_term(
     office: &leader::Office,
     token: &str,
     asked_at: Instant,
+    working: &Flag,
     shutdown: &CancellationToken,
 ) -> Option<(leader::TermEnd, Option<Leader>)> {
     let store = &office.ports.store;
@@ -173,6 +187,7 @@ async fn serve_term(
         &office.leases,
         token,
         &tenure,
+        working,
         &term,
     );
     let (ended, ()) = tokio::join!(lead, keep);
@@ -215,6 +230,7 @@ async fn keep_lock(
     leases: &LeaseConfig,
     token: &str,
     tenure: &Tenure,
+    working: &Flag,
     term: &CancellationToken,
 ) {
     let interval = leases.lock_ttl() / 5;
@@ -228,7 +244,11 @@ async fn keep_lock(
                 epoch = tenure.epoch,
                 "the leader makes no progress: its lock is not renewed"
             );
+            working.missing("the leader makes no progress; its log says what fails");
         } else {
+            if tenure.has_worked() {
+                working.met();
+            }
             let asked_at = Instant::now();
             match coordination.renew_lock(LOCK, token, leases.lock_ttl()).await {
                 Ok(true) => tenure.extend(asked_at + leases.lock_ttl()),

@@ -405,6 +405,33 @@ async fn a_leader_whose_clock_drifts_away_gives_its_office_up(store: &TestStore)
     dispatcher.stop().await
 }
 
+/// A database that answers and lets nothing be done: locked tables, missing rights, a full disk.
+async fn a_leader_that_gets_nothing_done_is_not_ready(store: &TestStore) -> anyhow::Result<()> {
+    let world = World::with_long_leases(store);
+    let dispatcher = world.start_dispatcher();
+    let mut worker = world.worker("a", "noop", 1).await?;
+    let leader = async |ready: bool| {
+        eventually(
+            "the readiness of the leader is as expected",
+            2 * SOON,
+            async || {
+                let report = world.readiness.report().await;
+                let leader = report.checks.iter().find(|check| check.name == "leader");
+                Ok(leader.filter(|check| check.ready == ready).map(drop))
+            },
+        )
+        .await
+    };
+    leader(true).await?;
+    world.execute("alter table job_info rename to moved", &[]).await?;
+    leader(false).await?;
+    world.execute("alter table moved rename to job_info", &[]).await?;
+    leader(true).await?;
+    world.submit(&world.due_jobs("noop", 1)).await?;
+    worker.next().await?;
+    dispatcher.stop().await
+}
+
 isocost_common::store_tests! {
     a_due_job_runs_once_and_ends,
     du02_a_thousand_jobs_due_at_one_instant_fire_once_each,
@@ -422,4 +449,5 @@ isocost_common::store_tests! {
     a_firing_that_stands_already_is_not_made_again_and_holds_nobody_up,
     a_leader_of_an_older_epoch_writes_nothing,
     a_leader_whose_clock_drifts_away_gives_its_office_up,
+    a_leader_that_gets_nothing_done_is_not_ready,
 }

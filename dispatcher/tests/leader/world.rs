@@ -11,6 +11,7 @@ use isocost_common::{
     id::{AppId, ExecutionId, JobId},
     job::{JobStatus, Trigger},
     message::{Wake, kind},
+    readiness::Readiness,
     store::{
         Store,
         executions::{self, ExecutionRow},
@@ -32,6 +33,7 @@ pub(crate) struct World {
     coordination: Arc<MemoryCoordination>,
     pub(crate) config: Config,
     pub(crate) names: Names,
+    pub(crate) readiness: Readiness,
 }
 
 /// A dispatcher that runs until it is stopped.
@@ -71,6 +73,7 @@ impl World {
             broker: MemoryBroker::new(),
             coordination: MemoryCoordination::new(),
             names: Names::new(&config.broker.namespace),
+            readiness: Readiness::default(),
             config,
         }
     }
@@ -89,7 +92,7 @@ impl World {
             store: self.store.clone(),
             broker: self.broker.connect(),
             coordination: self.coordination.clone(),
-            readiness: Default::default(),
+            readiness: self.readiness.clone(),
         }
     }
 
