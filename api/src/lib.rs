@@ -8,7 +8,6 @@ mod access;
 mod amqp;
 mod apps;
 mod callbacks;
-mod connections;
 mod cron;
 mod definition;
 mod documents;

@@ -1,10 +1,11 @@
-use crate::{amqp, connections, routes, state::ApiState};
+use crate::{amqp, routes, state::ApiState};
 use isocost_common::{
     Ports,
     broker::{BrokerError, topology::Names},
     config::Config,
     egress::InvalidNetwork,
     error_chain::chain,
+    http_server,
 };
 use metrics_exporter_prometheus::PrometheusHandle;
 use std::{io, time::Duration};
@@ -71,7 +72,7 @@ pub async fn run_on(
     let stop = shutdown.child_token();
     let submissions = tokio::spawn(amqp::run(state.clone(), stop.clone()));
     tokio::select! {
-        () = connections::serve(listener, routes::router(state), header_timeout, &shutdown) => {}
+        () = http_server::serve(listener, routes::router(state), header_timeout, &shutdown) => {}
         () = async { shutdown.cancelled().await; tokio::time::sleep(LAST_REQUESTS).await } => {
             warn!("some requests did not end in time and were cut off");
         }

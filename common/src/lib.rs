@@ -14,6 +14,7 @@ pub mod doctor;
 pub mod egress;
 pub mod error_chain;
 pub mod execution;
+pub mod http_server;
 pub mod id;
 pub mod job;
 pub mod message;

@@ -1,7 +1,7 @@
 //! The observability listener of a process: `/metrics` for Prometheus, `/healthz` (alive) and `/readyz` (can do its
 //! job), on an address of its own that users of the API never see.
 
-use crate::{config::ListenAt, readiness::Readiness};
+use crate::{config::ListenAt, http_server, readiness::Readiness};
 use axum::{
     Json, Router,
     extract::State,
@@ -71,10 +71,7 @@ impl Observer {
             let router = router(metrics, readiness);
             let stop = stop.clone();
             tasks.push(tokio::spawn(async move {
-                let serving = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
-                if let Err(error) = serving.await {
-                    warn!(%error, "the listener for metrics and health ended");
-                }
+                http_server::serve(listener, router, http_server::HEADER_TIMEOUT, &stop).await;
             }));
         }
         match address {

@@ -2,11 +2,11 @@
 
 use crate::runtime::Runtime;
 use axum::{Json, Router, extract::State, http::StatusCode, routing::get};
+use isocost_common::http_server;
 use serde::Serialize;
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
-use tracing::error;
 
 /// Who answers.
 #[derive(Debug, Serialize)]
@@ -27,12 +27,7 @@ pub(crate) async fn serve(listener: TcpListener, runtime: Arc<Runtime>, stop: Ca
         .route("/healthz", get(livez))
         .route("/readyz", get(readyz))
         .with_state(runtime);
-    let served = axum::serve(listener, router)
-        .with_graceful_shutdown(stop.cancelled_owned())
-        .await;
-    if let Err(error) = served {
-        error!(error = %error, "the probe listener ended");
-    }
+    http_server::serve(listener, router, http_server::HEADER_TIMEOUT, &stop).await;
 }
 
 fn alive(runtime: &Runtime) -> Alive {

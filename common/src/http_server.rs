@@ -1,4 +1,4 @@
-//! Taking connections and serving them. Not `axum::serve`: it gives a client for ever to send its header, so that a
+//! Taking HTTP connections and serving them, in every role. Not `axum::serve`: it gives a client for ever to send its header, so that a
 //! few thousand half-sent ones keep everybody else out.
 
 use axum::{Router, body::Body, extract::Request};
@@ -14,12 +14,15 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 use tracing::{debug, warn};
 
+/// Gives up a connection on which no whole header arrives for so long, where nobody says otherwise. Longer than a scraper of
+/// metrics waits between two looks, so that it keeps its connection.
+pub const HEADER_TIMEOUT: Duration = Duration::from_secs(75);
 /// A pause after a connection could not be taken for want of something: file descriptors, most likely.
 const OUT_OF_SOMETHING: Duration = Duration::from_millis(200);
 
 /// Serves until `shutdown`; from then on takes no new connection, and returns when every open request is answered. A
 /// connection on which no whole header has arrived for `header_timeout` is closed, also one that lies idle.
-pub(crate) async fn serve(
+pub async fn serve(
     listener: TcpListener,
     router: Router,
     header_timeout: Duration,
@@ -64,5 +67,42 @@ async fn not_taken(error: &io::Error) {
     if !by_the_client {
         warn!(%error, "a connection could not be taken; trying again");
         tokio::time::sleep(OUT_OF_SOMETHING).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::routing::get;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpStream,
+        time::timeout,
+    };
+
+    const SHORT: Duration = Duration::from_millis(300);
+    const LONG: Duration = Duration::from_secs(10);
+
+    /// One that says nothing, one that stops in the middle, one that was answered and goes on saying nothing.
+    #[tokio::test]
+    async fn a_connection_that_lies_idle_is_closed() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let stop = CancellationToken::new();
+        let router = Router::new().route("/", get(|| async { "here" }));
+        let serving = tokio::spawn({
+            let stop = stop.clone();
+            async move { serve(listener, router, SHORT, &stop).await }
+        });
+        for sent in ["", "GET / HTTP/1.1\r\nHo", "GET / HTTP/1.1\r\nHost: x\r\n\r\n"] {
+            let mut stream = TcpStream::connect(address).await.expect("connected");
+            stream.write_all(sent.as_bytes()).await.expect("sent");
+            let mut said = String::new();
+            let closed = timeout(LONG, stream.read_to_string(&mut said)).await;
+            assert!(closed.is_ok(), "it stayed open after {sent:?}");
+            assert_eq!(said.ends_with("here"), sent.ends_with("\n\r\n"), "{said}");
+        }
+        stop.cancel();
+        timeout(LONG, serving).await.expect("in time").expect("no panic");
     }
 }
