@@ -19,6 +19,8 @@ use tokio::time::sleep;
 const HEARTBEAT: Duration = Duration::from_millis(1_000);
 pub(super) const LEASE: Duration = Duration::from_millis(4_100);
 const LOCK_TTL: Duration = Duration::from_millis(2_000);
+/// A run that every leader sees before it stands still, and that outlasts one life of its lock.
+const SHOWN_FOR_MS: u64 = 6_000;
 
 pub(super) fn with_leases_of_seconds(cluster: Cluster) -> Cluster {
     let ms = |duration: Duration| duration.as_millis().to_string();
@@ -55,7 +57,7 @@ async fn frozen_leaders_are_replaced_and_write_nothing_more() -> Result<()> {
 }
 
 /// Jobs that are submitted meanwhile start as soon as somebody else leads. Their results may have to wait for the thaw:
-/// one dispatcher at a time takes them in.
+/// one dispatcher at a time takes them in. What the old leader showed of the fleet, a run among it, is not shown after it.
 async fn a_leader_is_frozen_for(
     leases: u32,
     cluster: &Cluster,
@@ -63,12 +65,18 @@ async fn a_leader_is_frozen_for(
     api: &Api,
 ) -> Result<Vec<String>> {
     let place = leader(dispatchers, LONG).await?;
+    let beside = api.submit(&ledger(SHOWN_FOR_MS)).await?;
+    eventually("the leader shows the run", LONG, async || {
+        let shown = shown_of_the_fleet(&dispatchers[place]).await?;
+        Ok(shown.iter().all(|&value| value > 0.0).then_some(()))
+    })
+    .await?;
     dispatchers[place].freeze().await?;
     let (frozen, thaw_at) = (Instant::now(), Instant::now() + LOCK_TTL * leases);
-    let mut ids = vec![api.submit(&ledger(0)).await?];
+    let due = api.submit(&ledger(0)).await?;
     let started = async {
         let bound = LOCK_TTL + bounds::time_on_a_busy_machine("leader-frozen")?;
-        starts(cluster, api, &ids[0], bound).await?;
+        starts(cluster, api, &due, bound).await?;
         Ok::<_, anyhow::Error>(frozen.elapsed())
     };
     let thaw = async {
@@ -80,7 +88,9 @@ async fn a_leader_is_frozen_for(
     let started = started?;
     println!("the leader stood still for {leases} lives of its lock: a due job started after {started:.1?}");
     // Both go on at once: the old one with what it had in hand, the new one with what is due.
-    ids.push(api.submit(&ledger(0)).await?);
+    let ids = vec![beside, due, api.submit(&ledger(0)).await?];
+    one_leads(dispatchers).await?;
+    who_does_not_lead_shows_no_fleet(dispatchers).await?;
     all_succeed(api, &ids, LONG).await?;
     one_leads(dispatchers).await?;
     Ok(ids)
@@ -137,7 +147,34 @@ async fn a_leader_is_frozen_at(
     dispatchers[frozen].thaw()?;
     all_succeed(api, std::slice::from_ref(&job), LONG).await?;
     one_leads(dispatchers).await?;
+    who_does_not_lead_shows_no_fleet(dispatchers).await?;
     Ok(vec![job])
+}
+
+/// How many runs the worker has and how many executions are owned, as this dispatcher's metrics have it.
+async fn shown_of_the_fleet(dispatcher: &Process) -> Result<[f64; 2]> {
+    Ok([
+        dispatcher.metric("isocost_worker_active").await?,
+        dispatcher.metric("isocost_executions_owned").await?,
+    ])
+}
+
+/// The figures of an old term would be added to those of the present one.
+async fn who_does_not_lead_shows_no_fleet(dispatchers: &[Process]) -> Result<()> {
+    eventually(
+        "a dispatcher that does not lead shows no fleet",
+        LONG,
+        async || {
+            for (place, dispatcher) in dispatchers.iter().enumerate() {
+                if !dispatcher.is_leader().await? {
+                    let shown = shown_of_the_fleet(dispatcher).await?;
+                    ensure!(shown == [0.0, 0.0], "dispatcher {} shows {shown:?}", place + 1);
+                }
+            }
+            Ok(Some(()))
+        },
+    )
+    .await
 }
 
 async fn one_leads(dispatchers: &[Process]) -> Result<()> {

@@ -10,6 +10,7 @@ mod frozen;
 mod long_runs;
 mod outages;
 mod overload;
+mod plans;
 mod producer;
 mod redis_faults;
 mod roles;

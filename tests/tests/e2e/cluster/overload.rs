@@ -43,6 +43,12 @@ async fn ten_times_too_many_submissions_are_refused_early_and_nothing_accepted_i
     ensure!(offered.refused > 0, "nothing was refused: there was no overload");
     let answered = bounds::time_on_a_busy_machine("overload-answered")?;
     ensure!(offered.slowest < answered, "{:?}", offered.slowest);
+    let counted = processes[2].metric("isocost_api_refused_busy_total").await?;
+    let refused = (taken.refused + offered.refused) as f64;
+    ensure!(
+        counted >= refused,
+        "{refused} were refused, {counted} are counted"
+    );
 
     let from = Instant::now();
     let over = bounds::time_on_a_busy_machine("overload-over")?;
