@@ -285,3 +285,25 @@ async fn commit(store: Store, group: Vec<Ticket>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_jobs_that_wait_are_bounded_and_a_request_that_comes_alone_is_taken() {
+        let all = Arc::default();
+        let alone = Waiting::join(&all, QUEUED_JOBS + 1);
+        assert!(alone.is_some());
+        assert!(Waiting::join(&all, 1).is_none());
+        drop(alone);
+        let most = Waiting::join(&all, QUEUED_JOBS);
+        assert!(most.is_some());
+        assert!(Waiting::join(&all, 1).is_none());
+        assert_eq!(
+            all.load(Ordering::Acquire),
+            QUEUED_JOBS,
+            "who is refused does not wait"
+        );
+    }
+}

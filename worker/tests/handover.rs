@@ -314,6 +314,17 @@ async fn work_of_a_newer_version_is_not_started_and_is_placed_elsewhere_when_ask
 }
 
 #[tokio::test]
+async fn a_queue_of_results_that_was_deleted_is_declared_by_whoever_has_one_to_report() {
+    let stage = Stage::new().await;
+    let worker = stage.start(|w| w.built_in_handlers()).await;
+    stage.delete_results_queue().await;
+    let work = execution("noop", &json!(null));
+    stage.dispatch(vec![work.clone()]).await;
+    assert_eq!(result(&stage.outcome(work.claim).await), json!(null));
+    worker.stop().await.expect("stopped");
+}
+
+#[tokio::test]
 async fn heartbeats_name_what_is_held_by_stage_and_the_load() {
     let stage = Stage::new().await;
     let gate = Gate::closed();

@@ -2,6 +2,7 @@
 
 use crate::served::{Answer, Served};
 use anyhow::{Context, Result, ensure};
+use futures_util::{StreamExt, stream};
 use isocost_common::{store::Dialect, test_support::TestStore};
 use reqwest::Method;
 use serde_json::json;
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
+    task::JoinSet,
 };
 
 isocost_common::store_tests! {
@@ -18,6 +20,7 @@ isocost_common::store_tests! {
     ready_says_so_only_while_the_database_answers,
     a_header_that_never_ends_is_not_waited_for,
     a_database_that_somebody_keeps_locked_is_said_to_be_busy,
+    requests_beyond_those_in_hand_are_refused_and_taken_again_afterwards,
 }
 
 /// Until the server hangs up; an error if it does not.
@@ -178,7 +181,7 @@ async fn a_body_over_the_limit_is_refused_with_the_limit(store: &TestStore) -> R
     );
     ensure!(answer.text.contains("8192"), "{}", answer.text);
     // Announced by no length, found while reading.
-    let chunks = futures_util::stream::iter((0..20).map(|_| Ok::<_, std::io::Error>(vec![b' '; 1_024])));
+    let chunks = stream::iter((0..20).map(|_| Ok::<_, std::io::Error>(vec![b' '; 1_024])));
     let streamed = api
         .request(Method::POST, "/openapi/jobs")
         .header("content-type", "application/json")
@@ -237,5 +240,37 @@ async fn ready_says_so_only_while_the_database_answers(store: &TestStore) -> Res
         "{}",
         refused.text
     );
+    api.stop().await
+}
+
+async fn requests_beyond_those_in_hand_are_refused_and_taken_again_afterwards(
+    store: &TestStore,
+) -> Result<()> {
+    let api = Served::configured(store, |config| config.api.max_requests = 1).await?;
+    // Neither body is complete before one of the two requests was answered.
+    let (complete, completed) = tokio::sync::watch::channel(());
+    let mut requests = JoinSet::new();
+    for _ in 0..2 {
+        let mut completed = completed.clone();
+        let body = stream::once(async { Ok::<_, std::io::Error>("{") }).chain(stream::once(async move {
+            let _ = completed.changed().await;
+            Ok("}")
+        }));
+        let request = api
+            .request(Method::POST, "/openapi/jobs")
+            .header("content-type", "application/json")
+            .body(reqwest::Body::wrap_stream(body));
+        requests.spawn(Answer::of(request));
+    }
+    let first = tokio::time::timeout(Duration::from_secs(20), requests.join_next());
+    let refused = first.await?.context("two requests")??.context("an answer")?;
+    assert_eq!(refused.status, 503, "{}", refused.text);
+    assert_eq!(refused.json()["code"], "api.busy");
+    assert_eq!(refused.header("retry-after"), "1");
+    drop(complete);
+    let taken = requests.join_next().await.context("two requests")???;
+    assert_eq!(taken.status, 400, "{}", taken.text);
+    let next = Answer::of(api.request(Method::GET, "/openapi/jobs")).await?;
+    assert_eq!(next.status, 200, "{}", next.text);
     api.stop().await
 }

@@ -138,6 +138,47 @@ async fn a_worker_that_says_goodbye_gives_its_work_back_at_once(store: &TestStor
     dispatcher.stop().await
 }
 
+/// Rounds of the test below: now and then the leader has entombed the worker before its goodbye comes.
+const LATE_GOODBYES: usize = 5;
+
+async fn a_goodbye_after_its_death_does_not_make_a_worker_one_that_left_in_good_order(
+    store: &TestStore,
+) -> anyhow::Result<()> {
+    let world = World::with_long_leases(store);
+    let dispatcher = world.start_dispatcher();
+    for round in 0..LATE_GOODBYES {
+        let handler = format!("noop{round}");
+        let mut dead = world.worker(&format!("dead{round}"), &handler, 10).await?;
+        let mut beside = world.worker(&format!("beside{round}"), "nothing", 10).await?;
+        let job = with_attempts(2, world.due_job(&handler));
+        world.submit(std::slice::from_ref(&job)).await?;
+        dead.next().await?;
+        let row = [dead.incarnation.to_string()];
+        world
+            .execute("update worker_node set status = 3 where incarnation = ?", &row)
+            .await?;
+        let row = [beside.incarnation.to_string()];
+        world
+            .execute(
+                "update worker_node set drain_requested = 1 where incarnation = ?",
+                &row,
+            )
+            .await?;
+        world.call_for_orders().await;
+        // Asked for by the very look at the tables that shows the death.
+        let request = beside.next_request().await?;
+        assert!(matches!(request, ControlAction::Drain), "{request:?}");
+        dead.bye().await?;
+        let mut other = world.worker(&format!("other{round}"), &handler, 10).await?;
+        let execution = other.next().await?;
+        // It may have started there: only the goodbye of one that lived until then proves the contrary.
+        assert_eq!((execution.claim.dispatch_seq, execution.attempt), (2, 2));
+    }
+    let dead = "select count(*) from worker_node where status = 3";
+    assert_eq!(world.count(dead).await?, LATE_GOODBYES as i64);
+    dispatcher.stop().await
+}
+
 async fn a_worker_that_beats_over_one_path_only_is_not_called_dead(store: &TestStore) -> anyhow::Result<()> {
     let world = World::new(store);
     let dispatcher = world.start_dispatcher();
@@ -265,6 +306,7 @@ isocost_common::store_tests! {
     wk08_the_work_of_a_dead_worker_goes_to_another,
     results_that_a_dead_worker_had_confirmed_are_taken_in_first,
     a_worker_that_says_goodbye_gives_its_work_back_at_once,
+    a_goodbye_after_its_death_does_not_make_a_worker_one_that_left_in_good_order,
     a_worker_that_beats_over_one_path_only_is_not_called_dead,
     a_consumed_queue_keeps_a_silent_worker_alive_for_three_leases,
     du10_a_cancel_is_asked_for_until_it_is_done,

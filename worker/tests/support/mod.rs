@@ -254,6 +254,12 @@ impl Stage {
         self.leader.inspect(&queue).await.expect("inspected").is_some()
     }
 
+    /// As somebody does by mistake; the leader here waits for another to declare it.
+    pub(crate) async fn delete_results_queue(&self) {
+        let queue = self.names.results_queue();
+        self.leader.delete_queue(&queue).await.expect("deleted");
+    }
+
     /// Waits for the end of a run.
     pub(crate) async fn outcome(&self, claim: Claim) -> Outcome {
         self.until("the run ends", |seen| {
