@@ -61,6 +61,16 @@ impl Role {
         !matches!(self, Self::Worker)
     }
 
+    /// What it shows in the readiness once it works.
+    const fn checks(self) -> &'static [&'static str] {
+        match self {
+            Self::Api => &["api"],
+            Self::Dispatcher => &["leader", "results queue"],
+            Self::Relay => &["first callbacks queue", "repeated callbacks queue"],
+            Self::Worker => &["worker"],
+        }
+    }
+
     const fn need_of_broker(self) -> Need {
         match self {
             Self::Api => Need::Helpful,
@@ -83,6 +93,9 @@ pub async fn run(roles: &BTreeSet<Role>, config: Config, shutdown: CancellationT
     };
     let metrics = telemetry::start(&config.telemetry)?;
     let readiness = Readiness::default();
+    for role in roles {
+        readiness.awaits(role.checks());
+    }
     let _observer = Observer::start(
         config.telemetry.listen_at()?,
         first.first_port(),

@@ -62,6 +62,7 @@ pub async fn run_on(
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     let header_timeout = Duration::from_millis(config.api.header_timeout_ms);
+    ports.readiness.flag("api", "not listening yet").met();
     let declaring = declare_topology(config.clone(), ports.clone());
     let (state, background) = ApiState::start(config, ports, metrics, shutdown.clone())?;
     // Not waited for: jobs are accepted without a broker.

@@ -69,6 +69,13 @@ impl Readiness {
         }
     }
 
+    /// Adds checks that are missing until somebody adds them: a process that has only begun to start is not ready.
+    pub fn awaits(&self, names: &[&'static str]) {
+        for name in names {
+            self.check(name, || async { Condition::Missing("not started yet".into()) });
+        }
+    }
+
     /// Adds a check that says what was last said to the returned flag; until then `why` is missing.
     #[must_use]
     pub fn flag(&self, name: &'static str, why: &str) -> Flag {
@@ -185,6 +192,16 @@ mod tests {
         results.met();
         readiness.stopping();
         assert!(!readiness.report().await.ready);
+    }
+
+    #[tokio::test]
+    async fn what_is_awaited_is_missing_until_it_is_there() {
+        let readiness = Readiness::default();
+        readiness.awaits(&["results"]);
+        assert!(!readiness.report().await.ready);
+        readiness.flag("results", "not consuming yet").met();
+        let report = readiness.report().await;
+        assert!(report.ready && report.checks.len() == 1, "{report:?}");
     }
 
     #[tokio::test]

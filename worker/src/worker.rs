@@ -176,6 +176,7 @@ impl WorkerBuilder {
             let _ = ring::default_provider().install_default();
         }
         let metrics = telemetry::start(&self.config.telemetry)?;
+        self.readiness.awaits(&["worker"]);
         let listen = self.config.telemetry.listen_at()?;
         let _observer = Observer::start(listen, DEFAULT_PORT, metrics, self.readiness.clone()).await?;
         let name = format!("isocost worker {worker}");

@@ -30,7 +30,9 @@ async fn a_role_waits_for_the_tables_and_says_who_makes_them() -> Result<()> {
     eventually("it says what it waits for", LONG, async || {
         let (ready, said) = patient.readiness().await?;
         ensure!(!ready, "ready without tables: {said}");
-        Ok(said.to_string().contains("isocost migrate").then_some(()))
+        let said = said.to_string();
+        let is_complete = said.contains("first callbacks queue") && said.contains("not started yet");
+        Ok((said.contains("isocost migrate") && is_complete).then_some(()))
     })
     .await?;
     cluster.migrate().await?;
