@@ -92,7 +92,8 @@ async fn above(tx: &mut Tx, ids: &[ExecutionId]) -> Result<(BTreeSet<String>, BT
         let sql = format!(
             "select job_execution.job_id, job_execution.slot_key, child.id as child_id, child.app_id as child_app, \
              child.concurrency_policy as child_policy, child.concurrency_key as child_key \
-             from job_execution left join job_info child on child.parent_job_id = job_execution.job_id \
+             from job_execution left join job_info child /*! force index (idx_job_parent) */ \
+             on child.parent_job_id = job_execution.job_id \
              where job_execution.id in ({})",
             placeholders(chunk.len(), 0)
         );

@@ -228,12 +228,20 @@ async fn select_ended(
     let lock = tx.dialect().for_update();
     let of_app = if app.is_some() { " and app_id = ?" } else { "" };
     let delivered = DeliveryStatus::Delivered.code();
-    let condition = match which {
-        Redelivery::One(_) => format!("id = ? and status >= {delivered}"),
-        Redelivery::Range { .. } => format!("created_at >= ? and created_at < ? and status > {delivered}"),
+    let (hint, condition) = match which {
+        Redelivery::One(_) => ("", format!("id = ? and status >= {delivered}")),
+        // Few have failed: read by their status, or everybody's deliveries are read, and locked, in the order of their ids.
+        Redelivery::Range { .. } => (
+            match app {
+                Some(_) => "/*! force index (idx_callback_app) */",
+                None => "/*! force index (idx_callback_due) */",
+            },
+            format!("created_at >= ? and created_at < ? and status > {delivered}"),
+        ),
     };
     let sql = format!(
-        "select id, attempt from callback_delivery where {condition}{of_app} order by id limit {REDELIVERY_BATCH}{lock}"
+        "select id, attempt from callback_delivery {hint} where {condition}{of_app} \
+         order by id limit {REDELIVERY_BATCH}{lock}"
     );
     let mut query = sqlx::query(AssertSqlSafe(sql));
     query = match which {
